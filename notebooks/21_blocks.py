@@ -90,8 +90,9 @@ chapter_map("blocks")
 #
 # Here are 24 questions of many kinds. The length of an answer is not known before it is written, so
 # the caller allows enough for the longest: 512 tokens here. A cache in one piece must reserve room
-# for all of them when the request begins. A place for the keys and values of one token is called a
-# [**slot**](../docs/glossary.md#slot).
+# for all of them when the request begins, or copy everything when it grows (chapter 17). A place for the
+# keys and values of one token is called a [**slot**](../docs/glossary.md#slot) (in chapter 00, a
+# request's place).
 #
 # Predict: what share of the reserved slots will never hold a token? Replace `None` by a number of
 # per cent. (Numbers in ⟨ ⟩ are measured or depend on sampled text, so yours may differ a little.)
@@ -188,7 +189,8 @@ measured("requests that run at once", runs["longest, first fit"].together())
 #   [paper](https://arxiv.org/abs/2309.06180) on blocks divides them once more: slots that will be
 #   filled later, and slots that never will.)
 # - **External fragmentation**: free slots that are enough for the next request in total, but too
-#   scattered for it, because it needs one piece.
+#   scattered for it, because it needs one piece. (Our memory has room for only three of the longest
+#   pieces, so each gap costs much. In ten times the memory this share is smaller.)
 #
 # There is also a *remainder*: free slots that are too few for the next request in any order. Every
 # allocator has some of those.
@@ -225,7 +227,8 @@ def strip_at(step, way):
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "A memory over time, for an oracle that knows each answer's length. Above: the memory at one "
+    "A memory over time: *exact* with an oracle that knows each answer's length, *longest* "
+    "without. Above: the memory at one "
     "step. Below: all steps. Pale triangles are reserved and still empty; white gaps are free.",
     number="21.2",
     at=150,
@@ -302,7 +305,8 @@ picture(
 # %% [markdown]
 # How much is computed twice? It depends on how eagerly requests are admitted. An engine can keep some
 # blocks free when it admits a request, so that the running ones can grow. In the table below, a new
-# request must leave that many blocks free.
+# request must leave that many blocks free. "Computed again" is a share of the tokens of all prompts and
+# answers.
 
 
 # %%
@@ -337,9 +341,10 @@ measured("a running request holds, on average", held, "tokens")
 
 # %% [markdown]
 # So the number of requests at once flatters blocks as long as nothing is kept free: a large part of
-# the work is done twice. (The simulation counts steps. What is computed again takes part of one step,
-# however much it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128
-# blocks kept free, most of that is gone, and far more requests still run than with one piece each.
+# the work is done twice. (The simulation counts steps, and no run takes fewer than its longest answer has
+# tokens. What is computed again takes part of one step, however much it is. On a real machine it takes
+# time, which chapter 24 measures.) With 16 of the 128 blocks kept free, most of that is gone, and far
+# more requests still run than with one piece each.
 #
 # ## How large a block?
 #
@@ -399,16 +404,17 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $N$ | sequences that fit at once | result of `sequences_that_fit` |
-# | $M$, $W$ | bytes of memory, and of the weights | `memory_bytes`, `weight_bytes` |
+# | $M$, $W$ | bytes of memory for weights and cache (without the working memory of chapter 00), and of the weights | `memory_bytes`, `weight_bytes` |
 # | $b$ | bytes that one token takes in the cache (chapter 14) | `kv_bytes_per_token` |
 # | $L$ | tokens of a sequence, prompt and answer | `num_tokens` |
 #
 # The inner floor counts the blocks that the weights leave room for, the ceiling the blocks of one
 # sequence, and the outer floor whole sequences.
 #
-# Predict: a card has 80 GB. Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
-# many sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for
-# Llama-3.1, of the same shapes.)
+# Predict: a card has 80 GB. Let all of it be for weights and cache. (1 GB of working memory would cost
+# one sequence here.) Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How many
+# sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for Llama-3.1,
+# of the same shapes.)
 
 # %%
 guess_fit = predict(
@@ -434,10 +440,10 @@ guess_fit.compare(sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 #
 # ## Several owners
 #
-# Ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), and
-# all three have the same beginning. One copy of its blocks is enough; it has three owners. The
-# allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each block: a block
-# is free again when its last owner has released it.
+# Ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), the
+# sequence **forks**: it becomes three with the same beginning. One copy of its blocks is enough; it has
+# three owners. The allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each
+# block: a block is free again when its last owner has released it.
 
 # %%
 allocator = package.BlockAllocator(8)
@@ -451,8 +457,8 @@ allocator.share(second)  # and comes back
 # %% [markdown]
 # But the last block has room for the next token, and now the answers part. If one wrote into it, the
 # other would read it. So before a sequence writes into a block that others own too, it gets its own
-# copy: [**copy-on-write**](../docs/glossary.md#copy-on-write). The allocator exchanges the block, and
-# the caller copies its contents.
+# copy: [**copy-on-write**](../docs/glossary.md#copy-on-write). The function below exchanges the block in
+# the table, and the caller copies its contents.
 
 # %%
 print("the second writes into its last block:", package.copy_on_write(allocator, second, 2))
@@ -650,9 +656,10 @@ def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[i
 my_copy = check(21, copy_on_write=copy_on_write)
 
 # %% [markdown]
-# In the engine: three answers to one prompt, whose last block is not full. Then the exercise's harder
-# question, with a prompt of 16 tokens, which fills four blocks of 4 exactly. (The texts are sampled,
-# and differ from processor to processor, so they stand in ⟨ ⟩.)
+# In the engine: three answers to one prompt, whose last block is not full. (The engine calls it only for
+# a block that has several owners: twice here.) Then the exercise's harder question, with a prompt of 16
+# tokens, which fills four blocks of 4 exactly. (The texts are sampled, and differ from processor to
+# processor, so they stand in ⟨ ⟩.)
 
 # %%
 guess_full = predict(
@@ -713,8 +720,8 @@ for name, allocator in {
 #
 # ## The package's version
 #
-# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: batches that
-# are padded write there.
+# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: on a GPU, a batch
+# is filled up with empty rows to a fixed size (padding), and those rows write there.
 
 # %%
 reveal(21, sequences_that_fit=my_capacity, BlockAllocator=my_allocator)
@@ -723,7 +730,8 @@ reveal(21, copy_on_write=my_copy, choose_adjacent=my_choice)
 # %% [markdown]
 # ## The measurement again
 #
-# The numbers from the top: what share of the memory holds tokens, and what that buys.
+# The numbers from the top: what share of the memory holds tokens, and what that buys. (Read the steps
+# with care: a long answer that starts late runs on nearly alone, as in Figure 21.2.)
 
 # %%
 runs["blocks of 16, 16 kept free"] = cautious[16]
@@ -742,7 +750,7 @@ for way in ("longest, first fit", "exact, best fit"):
 # What papers and guides say, beside what this notebook found. The outcomes are computed from the
 # numbers.
 
-# %%
+# %% jupyter={"source_hidden": true}
 not_held = 100 * (1 - reserving.used)
 empty_16 = 100 * waste_of[16][0]
 scattered_in = {way: 100 * run.shares().external for way, run in runs.items()}
@@ -794,6 +802,8 @@ verdicts(
 #   what it fills at its last, and pieces of many sizes leave gaps.
 # - Blocks of one size end external fragmentation, and leave about $(B-1)/2$ empty slots per request,
 #   as long as requests are several blocks long.
+# - Blocks save capacity, not bandwidth: more requests fit, and each decode step still reads the keys and
+#   values of every token.
 # - Nothing is reserved, so memory can run out in the middle of an answer. Then a request is preempted,
 #   and its tokens are computed again.
 # - How many sequences fit is arithmetic: what the weights leave, divided by what a sequence takes.
@@ -813,7 +823,7 @@ verdicts(
 # can: it needs 25 blocks, and 640 free slots are 40 of them.</details>
 #
 # <details><summary>3. Four answers share a prompt of 40 tokens, in blocks of 16. How many blocks are
-# owned when each has written one token, and how many copies were made?</summary>
+# owned when one token of each answer has been stored, and how many copies were made?</summary>
 # The prompt has two full blocks, which stay shared, and a third with 8 tokens. Three of the four
 # answers copy the third block, and the last keeps the original: 2 + 4 = 6 blocks, 3 copies.</details>
 #

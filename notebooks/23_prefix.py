@@ -213,8 +213,9 @@ guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 # A dict from names to blocks is a prefix cache.
 #
 # The same can be kept as a **tree**, in which a path from the root spells a beginning. Where texts part,
-# the tree branches. Here each node is one full block, found by its tokens in a dict. (A dict hashes
-# these tokens too, but then it compares them, so two different blocks are never taken for each other.)
+# the tree branches. Here each node is one full block, found by its tokens in a dict; a node with none
+# below it is a *leaf*. (A dict hashes these tokens too, but then it compares them, so two different
+# blocks are never taken for each other.)
 #
 # A tree with one node per block is a *trie* of blocks. In a **radix tree**, a chain of nodes without
 # branches is one node, which is split when a text parts from it in the middle.
@@ -276,8 +277,9 @@ class Tree:
 
 # %% [markdown]
 # Do they find the same, and the same as the package? Here are 300 prompts made of few different blocks,
-# so that they often begin alike. (The last token is left out of what is looked for; the traps below say
-# why.)
+# so that they often begin alike. `make_manager(blocks, sequences)` creates the engine's block manager
+# (the block tables of all requests, and the package's cache); `enter` starts a request in it, and counts
+# its prompt as computed. (The last token is left out of what is looked for; the traps below say why.)
 
 # %%
 chance = random.Random(23)
@@ -335,7 +337,9 @@ picture(
 # where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So
 # the *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
-# third part. It is not saved either.)
+# third part. It is not saved either. And chapter 17's formula has a maximum in the place of this sum. By
+# it, TTFT stops falling when so few tokens are left that reading the weights takes longer than their
+# arithmetic.)
 #
 # Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
 
@@ -378,9 +382,10 @@ picture(
 
 # %% [markdown]
 # TTFT falls about along a straight line, as the formula says, but above the dashed one: extended to 100
-# %, it would end at $t_0$, the step itself. (The last point still computes 16 tokens.) For a short
-# prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows it, too: its prompt is short,
-# and its TTFT fell by less than the share that was found.
+# %, it would end at $t_0$ as a part of the whole. (The last point still computes 16 tokens. Each point is
+# the better of two runs; run the cell again to see how far the points move.) For a short prompt, $t_0$ is
+# a larger part of the whole. The chat's fourth turn shows it, too: its prompt is short, and its TTFT fell
+# by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
 #
@@ -456,7 +461,8 @@ replay(
     after,
     len(states),
     "A tree of blocks, and the prompts so far, at the step with the most evictions. Shared beginnings "
-    "are kept once. Grey blocks have no user; dashed ones were evicted to make room.",
+    "are kept once. Special tokens are not shown. Grey blocks have no user; dashed ones were "
+    "evicted to make room.",
     number="23.3",
     at=max(range(len(states)), key=lambda step: len(states[step].evicted)),
 )
@@ -466,7 +472,7 @@ replay(
 # go first. And of one sequence, the *last* block goes first: when a sequence ends, the cache counts one
 # user less of its blocks from the last to the first. So a block falls out of use after all blocks that
 # follow it, and eviction never cuts a path in two. If a prompt's first block were evicted first, the
-# later ones would stay in memory but could never be matched.
+# later ones would stay in memory, but could not be matched until it is computed again.
 #
 # ## The traps
 #
@@ -530,7 +536,7 @@ guess_clock.compare(found_dated)
 #
 # The **hit rate** is the share of all prompt tokens that were found,
 #
-# $$h = \frac{\sum_r c_r}{\sum_r n_r}$$
+# $$\text{hit rate} = \frac{\sum_r c_r}{\sum_r n_r}$$
 #
 # over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is the number to watch on a dashboard
 # (chapter 52). Guides often call a hit rate above 0.5 good. But that depends on the traffic: it cannot
@@ -540,6 +546,9 @@ guess_clock.compare(found_dated)
 # Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
 # their own. Find the pool below which histories are evicted before their user is back, and compare it
 # with the blocks that all prompts together need. Whose histories are still found in the smallest pool?
+# (With 20 users and 256 shared tokens, nothing is evicted from 177 blocks on: 176 for all prompts, and
+# one for a last block that is computed again. In 50 blocks, the last four users still find all of
+# theirs.)
 
 
 # %%
@@ -568,7 +577,8 @@ explore(
 # 1. A request arrives. `match` returns the blocks of its beginning. From now on the request owns them,
 #    too: that is the share in `match`.
 # 2. The engine allocates blocks for the rest, and computes it.
-# 3. When blocks are full, it calls `insert`. From now on the cache owns them, too.
+# 3. When blocks are full and computed, it calls `insert`, and writes the kept blocks of the returned
+#   pairs into the request's block table. From now on the cache owns them, too.
 # 4. When the request ends, the engine releases all blocks of the request. Those in the cache stay,
 #    because the cache still owns them.
 
@@ -634,7 +644,8 @@ print("tokens computed in each turn of the chat:", [each[2] for each in chat(gro
 # The second step makes it a whole prefix cache. Blocks that are kept for ever fill the memory, so the
 # engine asks for some of them back: `evict(count)`. A block may go if no sequence *uses* it. Users are
 # counted apart from owners: the engine calls `acquire` when a sequence that uses blocks is forked, and
-# `release` when one ends.
+# `release` when one ends. `insert` counts no user for the blocks before `first`: this sequence is counted
+# there already.
 
 # %%
 task(23, "RadixPrefixCache")
@@ -711,8 +722,8 @@ my_cache = check(23, RadixPrefixCache=RadixPrefixCache)
 # %% [markdown]
 # ## The package's version
 #
-# One argument puts it into the engine, with memory for 4 blocks only, so that it has to evict. (What it
-# evicts is no question's common beginning, so as much is found as with more memory.)
+# One argument puts it into the engine, with memory for 4 blocks only, so that it has to evict. (It never
+# evicts the beginning that all questions share, so it finds as much as with more memory.)
 
 # %%
 tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=4)
@@ -737,8 +748,8 @@ reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 # some with a mistake of the same family. (It needs the package's allocator: `from
 # minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the interface.)
 # `serve_toy` runs the real engine around a toy model, whose next token follows from all tokens that it
-# reads. (There the crash has another message: `allocate` returns how many tokens to compute, 0 also means
-# "no room", and so the scheduler calls it again.)
+# reads. (There the crash says that `allocate` was called twice: it returns how many tokens to compute, 0
+# also means "no room", and so the scheduler calls it again.)
 #
 # It has happened. nano-vllm crashed on prompts of exactly one block
 # ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed the same
@@ -862,7 +873,7 @@ print(f"ratio: {sum(computed_alone) / sum(again):.1f}")
 # What papers and guides say, beside what this notebook found. The outcomes are computed from the
 # numbers.
 
-# %%
+# %% jupyter={"source_hidden": true}
 long, short = lines["256 tokens"], lines["64 tokens"]
 off = {
     name: max(abs(ratio - (1 - share)) for share, ratio in line.items())
@@ -877,8 +888,10 @@ verdicts(
         f"half of 256 tokens found: {mark(long[0.5], '', 2)} of the time; three quarters of 64 "
         f"found: {mark(short[0.75], '', 2)}",
         holds(max(off.values()) <= 0.1),
-        "read as: within a tenth of the share that is left, for both lengths. What every step costs "
-        "is never saved, and in a short prompt it is a large part",
+        "read as: at most 0.1 away from the share that is left, for both lengths. What every "
+        "step costs "
+        "is never saved, and in a short prompt it is a large part. To halve the time, as guides promise, "
+        "more than half of the prompt must be found",
         measured=True,
     ),
     Claim(
@@ -894,7 +907,7 @@ verdicts(
         f"{once:,} if the shared blocks are read once for all",
         NOT_TESTED,
         "it is right of kernels that work on each sequence alone; a GPU's cache answers some of the "
-        "repeated reads, and cascade attention needs none of them",
+        "repeated reads, and a kernel that reads shared blocks once needs none of them",
     ),
     Claim(
         "With a prefix cache, a turn of a chat computes only what is new in it",
@@ -941,8 +954,8 @@ verdicts(
 #   ([RadixAttention](https://arxiv.org/abs/2312.07104)), and can schedule those requests first that have
 #   the longest hits. **[vLLM](https://docs.vllm.ai/en/latest/design/prefix_caching/)** chains hashes of
 #   blocks, as the first class above does; **TensorRT-LLM** keeps a tree of blocks, as the second does.
-#   vLLM hashed by Python's `hash` at first; collisions could be made on purpose, so it changed to
-#   SHA-256. It has a `cache_salt` per request, too.
+#   vLLM hashed by Python's `hash` at first; collisions (different blocks with one hash) could be made on
+#   purpose, so it changed to SHA-256. It has a `cache_salt` per request, too.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server keeps the last prompt of each slot (a
 #   place for one sequence there), and can pick the slot that has most in common with a new prompt, token
 #   by token. Slots can be saved to disk.
@@ -961,7 +974,7 @@ verdicts(
 # - [SGLang: Efficient Execution of Structured Language Model
 #   Programs](https://arxiv.org/abs/2312.07104), Zheng et al. 2023: section 3 is RadixAttention.
 # - [Automatic prefix caching](https://docs.vllm.ai/en/latest/design/prefix_caching/), vLLM's design
-#   document: hashes, free queue, and what else enters the hash.
+#   document: hashes, the queue of free blocks, and what else enters the hash.
 # - [Prompt Cache](https://arxiv.org/abs/2311.04934), Gim et al. 2023: sharing parts that are not
 #   beginnings, and what that costs in quality.
 #

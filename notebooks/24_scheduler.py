@@ -123,7 +123,7 @@ chapter_map("scheduler")
 # keys and values.) Requests arrive by that clock, too. So all that is printed is the same on every
 # machine, except for the values in ⟨⟩, which were measured. An `Ask` is a request: its arrival, and the
 # lengths of prompt and answer. `serve` gives requests to the real engine; `simulate` uses the same
-# scheduler and blocks without a model; `story` lists a run's steps.
+# scheduler and blocks without a model, with the options in `Knobs`. `story` lists a run's steps.
 
 # %%
 guess_empty = predict("Per cent of the slots that stay empty?", None, within=1.2)
@@ -166,11 +166,12 @@ measured("that took", static_seconds, "s")
 # | $t_0$, $t_{fixed}$ | overhead; all that does not depend on $n$ |
 #
 # The first one is chapter 17's. It assumes that reading and computing overlap completely. The second
-# one assumes that they do not overlap at all. Where $n \cdot t_{row}$ equals the fixed part lies the
-# machine's **knee**: left of it, another sequence costs little; far right of it, each doubling nearly
-# doubles the time. The cell measures steps of 1 to 32 sequences, and draws both formulas through the
-# first and the last of them (the first formula with $t_0 = 0$). Predict: with how many sequences does a
-# step, by the formula with the sum, take twice as long as with one?
+# one assumes that they do not overlap at all. Where $n \cdot t_{row}$ equals $t_{read}$ (in the second
+# formula, $t_{fixed}$) lies the machine's **knee**: left of it, another sequence costs little; far right
+# of it, each doubling nearly doubles the time. For each batch size from 1 to 32, the cell times 20 steps,
+# takes the third fastest, and draws both formulas through the first and the last of them (the first
+# formula with $t_0 = 0$). Predict: with how many sequences does a step, by the formula with the sum, take
+# twice as long as with one?
 
 # %%
 guess_double = predict("With how many sequences does a step take twice as long?", None, within=2)
@@ -181,15 +182,18 @@ steps_of = {n: [text_ids[first : first + 20] for first in range(n)] for n in siz
 step_seconds = {n: read_along(llm, *texts).step_seconds for n, texts in steps_of.items()}
 
 
-few_ms, many_ms = step_seconds[1], step_seconds[32]
-row_seconds = max((many_ms - few_ms) / 31, 1e-9)
-fixed_seconds = few_ms - row_seconds
+few_seconds, many_seconds = step_seconds[1], step_seconds[32]
+row_seconds = max((many_seconds - few_seconds) / 31, 1e-9)
+fixed_seconds = few_seconds - row_seconds
 knee = fixed_seconds / row_seconds
 by_sum = {n: fixed_seconds + n * row_seconds for n in sizes}
-by_max = {n: max(few_ms, n * many_ms / 32) for n in sizes}
-measured("a step of one token", 1e3 * few_ms, "ms")
+by_max = {n: max(few_seconds, n * many_seconds / 32) for n in sizes}
+measured("a step of one token", 1e3 * few_seconds, "ms")
 measured("each further sequence adds", 1e3 * row_seconds, "ms")
-print(f"this chapter's clock says {1e3 * step_time(1):.1f} ms and {1e3 * step_time.token:.1f} ms")
+print(
+    f"this chapter's clock says {1e3 * step_time(1):.1f} ms, and {1e3 * step_time.token:.1f} ms "
+    "beyond its knee"
+)
 measured("the knee is at", knee, "sequences")
 guess_double.compare(2 + knee, "sequences", measured=True)
 for name, formula in (("sum", by_sum), ("max", by_max)):
@@ -233,7 +237,8 @@ for context in (1000, 8000):
 
 # %% [markdown]
 # On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
-# the larger card both limits come at about 200: there the arithmetic takes as long as all reading. And
+# the larger card both limits come at about 200: memory holds 211, and from nearly 200 on the arithmetic
+# (989 · 10¹² operations per second, at least 2 per weight and sequence) takes longer than all reading. And
 # the reading of keys and values is not shared: it grows with the number of sequences and with their
 # length. So a long context ends the gain of batching earlier than a short one.
 #
@@ -248,11 +253,12 @@ for context in (1000, 8000):
 # | `commit(chunks, tokens)` | the step is computed, these tokens were chosen | counts the chunks as computed, appends the tokens, frees what has finished; may return the pairs of sequence and token, as the exercises do |
 # | `abort(sequence)` | the client has gone | forgets the sequence and frees its blocks |
 #
-# It gets blocks from the block manager of chapter 23:
+# It gets blocks from the [**block manager**](../docs/glossary.md#block-manager): the block tables of all
+# sequences, over chapter 21's allocator and chapter 23's prefix cache:
 #
 # | call | what it does |
 # |---|---|
-# | `manager.allocate(sequence, limit)` | starts a sequence: blocks for its tokens, at most `limit` of them; returns how many tokens to compute now, 0 if all its tokens so far would not fit |
+# | `manager.allocate(sequence, limit)` | starts a sequence: blocks for what is cached and for its next tokens, at most `limit` tokens; returns how many tokens to compute now; returns 0, and changes nothing, if blocks are short for all its tokens so far |
 # | `manager.allocate_slots(sequence, n)` | makes room for the next `n` tokens of a running sequence; returns False if blocks are short |
 # | `manager.mark_computed(sequence, n)` | counts `n` tokens as computed |
 # | `manager.free(sequence)` | gives all its blocks back, and counts it as not computed |
@@ -261,7 +267,7 @@ for context in (1000, 8000):
 # decode, more in a prefill), `sequence.append(token_id)` and `sequence.finish_reason` (set when the answer
 # is complete). A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a
 # token only if it reaches the end of what is known: `samples_of(chunks)` returns the sequences that get
-# one, in order.
+# one, in order. Call it before `mark_computed`, because it looks at what was computed before the step.
 #
 # This scheduler serves one request at a time, and the engine accepts it:
 
@@ -310,7 +316,7 @@ measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 # in the model asks for a batch to stay together: the scheduler forms it again for every step. This is
 # **continuous batching** ([Yu et al. 2022](https://www.usenix.org/conference/osdi22/presentation/yu)).
 # Press play, or move the step. A row is a request: grey while it waits, amber in its prefill, blue in
-# its decode, with a tick per token.
+# its decode, with a tick per token and a dot at its end.
 
 # %%
 requests = random_arrivals(12, a_second=30, prompts=(8, 60), outputs=(4, 80))
@@ -325,7 +331,7 @@ replay(
     lambda step: gantt(side_by_side, step, by="seconds"),
     max(len(each) for each in side_by_side.values()),
     "Two timelines of twelve requests, at their ends: with static batches requests wait beside empty "
-    "slots, with continuous ones never.",
+    "slots, with continuous ones never. Below: each step's tokens, and the blocks held.",
     number="24.2",
 )
 
@@ -394,10 +400,33 @@ picture(
 ratios = [ratio for found in points.values() for _, ratio in found]
 print(f"static batching takes {min(ratios):.1f} to {max(ratios):.1f} times as many steps here")
 guess_spread.compare(round(max(ratios), 1), "times")
+tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
+by_sum_here = StepTime(read=0.0, token=row_seconds, overhead=fixed_seconds)
+ends = {
+    name: [simulate(tenth_long, settings(name), clock) for clock in (step_time, by_sum_here)]
+    for name in ("static", "continuous")
+}
+(static_run, static_here), (continuous_run, continuous_here) = ends.values()
+print(
+    f"a tenth of the answers long: {static_run.num_steps / continuous_run.num_steps:.1f} times as "
+    f"many steps, {static_run.seconds / continuous_run.seconds:.1f} times as long by the clock"
+)
+measured("by this machine's sum formula", static_here.seconds / continuous_here.seconds, "times")
+of_tenth = [each.output_tokens for each in tenth_long]
+for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth))):
+    padded = sum(8 * max(order[first : first + 8]) for first in range(0, 160, 8))
+    print(f"padded to the longest of eight, {name}: {padded:,} tokens for {sum(of_tenth):,}")
 
 # %% [markdown]
 # The points follow max / mean, and stay below it, most where a few answers are very long: at its end,
-# continuous batching is left with those, too, beside empty slots.
+# continuous batching is left with those, too, beside empty slots. Steps are not seconds: a continuous
+# step is fuller. On the clock, whose knee is at eight sequences, steps of one to eight take equally long,
+# and the two ratios are nearly equal. Where each sequence adds to the step, continuous batching gains
+# less.
+# An engine that keeps a static batch in one array also computes its finished rows: each answer is
+# **padded** to the longest of its batch. The last two lines count that. Sorting the requests by length
+# first (**bucketing**) removes the padding here, but a server does not know how long answers will be.
+# minigen **packs** the rows that still run, so it computes no padding at all.
 #
 # ## A long prompt makes others stutter
 #
@@ -408,7 +437,8 @@ guess_spread.compare(round(max(ratios), 1), "times")
 # The remedy is a **token budget** per step (`max_num_batched_tokens`). Every decoding sequence gets its
 # one token, and the prompt gets what is left, a **chunk**. So the prefill extends over several steps,
 # and the others go on. This is **chunked prefill**
-# ([Agrawal et al. 2024](https://arxiv.org/abs/2403.02310)).
+# ([Agrawal et al. 2023](https://arxiv.org/abs/2308.16369); against stalls,
+# [2024](https://arxiv.org/abs/2403.02310)).
 
 # %%
 guess_gap = predict("Longest gap without chunks, in ms?", None, within=1.3)
@@ -424,7 +454,8 @@ drawn = {f"budget {budget}": budgets[budget].token_times()[:4] for budget in (10
 picture(
     stutter(drawn, arrives=0.2, limit=0.1),
     "Gaps between tokens over time, for three budgets. Each colour is one of the four readers, whose "
-    "points mostly coincide; the amber line is the arrival of the long prompt, the dashed one 100 ms.",
+    "points mostly coincide; the amber line is the arrival of the long prompt, the dashed one "
+    "100 ms, only to compare.",
     number="24.4",
 )
 gaps = {}
@@ -454,7 +485,7 @@ for budget in (1024, 64):
 # tokens and the overhead, so its first token comes later. Yet all is done a little earlier: a decode that
 # rides in a chunk's step costs its own arithmetic only. A budget below the knee makes no sense, because
 # such a step would not take less time. This clock's knee is at 8 tokens, so 16 to 64 are good budgets
-# **here**. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 8,192.
+# **here**. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 16,384.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts that
 # its steps were the same, to the token.
@@ -528,7 +559,8 @@ picture(
         budget=128,
         num_blocks=16,
     ),
-    "Two timelines in 16 blocks: with reservations few run at once; without, some are preempted.",
+    "Two timelines in 16 blocks: with reservations few run at once; without, some are preempted. "
+    "Dashed: the limits.",
     number="24.6",
 )
 
@@ -596,7 +628,10 @@ explore(
 #
 # Three exercises, each of which adds one idea to the one before: batch slots, chunks, preemption. `check`
 # says in which step which sequence should have run. The tables in "The smallest scheduler" list every
-# call that you need, besides `allocate_longest`; `samples_of` comes from `minigen.sequence`.
+# call that you need, besides `allocate_longest(manager, sequence, limit)`. It returns what `allocate`
+# returns, and reserves blocks for the longest answer: the first two schedulers start their sequences with
+# it, the third one with `allocate`. The base class has `self.manager`, `self.waiting` (a deque) and
+# `self.running` (a list), both in the order of arrival. `samples_of` comes from `minigen.sequence`.
 
 # %%
 task(24, "SlotScheduler")
@@ -706,7 +741,8 @@ print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outp
 #
 # The exercises' own versions open once yours have passed. The engine's scheduler does all of this, and a
 # little more: priorities, several answers to one prompt that fork after it (chapter 22), and no more work
-# per step when ten thousand requests wait.
+# per step when ten thousand requests wait. In its code, a rank is (priority, arrival), and siblings are
+# the other answers to one prompt.
 
 # %%
 reveal(24, SlotScheduler=my_slots, ChunkingScheduler=my_chunks, PreemptingScheduler=mine)
@@ -731,7 +767,9 @@ print("the small preempting scheduler and the engine's own make the same steps")
 # %% [markdown]
 # ## The measurement again
 #
-# The twelve requests of the beginning, with four batch slots, in three ways on your machine:
+# The twelve requests of the beginning, with four batch slots, in three ways on your machine. Compare the
+# ratio in seconds with the ratio in steps: a continuous step is fuller, and a fuller step takes longer
+# (figure 24.1).
 
 # %%
 continuous, continuous_seconds = timed(load(max_num_seqs=slots))
@@ -851,7 +889,7 @@ for num_blocks in (20, 5):
 # ## Claims
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def here(few: int, many: int) -> str:
     return f"{mark(100 * gain(step_seconds, few, many), '%', 2)} on this machine"
 
@@ -870,22 +908,25 @@ verdicts(
         "From 16 to 32 sequences, batching gains only 5 to 10 %",
         here(16, 32),
         within(100 * gain(step_seconds, 16, 32), 5, 10),
-        "true beyond a machine's knee only; by bytes an H200 would gain "
+        "true only where 32 sequences are 9 to 19 times a machine's knee; by bytes an H200 would gain "
         f"{gain(by_bytes, 16, 32):.0%} with a model of 70 billion weights",
         measured=True,
     ),
     Claim(
         "Continuous batching raises throughput without making any request slower",
-        f"a step of 32 sequences takes {mark(many_ms / few_ms, 'times', 2)} as long as a step of one",
-        holds(many_ms <= 1.1 * few_ms),
-        "a fuller step is a longer step: each user's tokens come more slowly, and more users get some",
+        f"a step of 32 sequences takes {mark(many_seconds / few_seconds, 'times', 2)} as long as "
+        "a step of one",
+        holds(many_seconds <= 1.1 * few_seconds),
+        "read as: no slower than alone. A fuller step is a longer step: each user's tokens come "
+        "more slowly, and more users get some",
         measured=True,
     ),
     Claim(
         "Continuous batching is twice as fast as static batching",
-        f"{min(ratios):.1f} to {max(ratios):.1f} times, by the spread of the answers",
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as many steps, by the spread of the answers",
         holds(min(ratios) >= 1.8 and max(ratios) <= 2.2),
-        "it is near the longest answer of a batch over the mean; nothing where all are alike",
+        "in steps it is near the longest answer of a batch over the mean, and nothing where all are "
+        "alike; in seconds it is less wherever a fuller step takes longer",
     ),
     Claim(
         "A long prompt stalls all decodes, unless it is computed in chunks",
@@ -897,7 +938,7 @@ verdicts(
     ),
     Claim(
         "Preemption begins when 90 % of the memory is used",
-        f"in {full} steps 90 % of the blocks were held; {victims} sequences were preempted",
+        f"in {full} steps 90 % of the blocks were held; there were {victims} preemptions",
         holds(full == victims),
         "it begins when a block is wanted and none is free; 90 % is where to set an alarm",
     ),
@@ -908,7 +949,8 @@ verdicts(
 #
 # - Before each step, the scheduler chooses the sequences and the number of tokens of each.
 # - Static batching keeps a batch until its longest answer ends; continuous batching refills it at every
-#   step. The gain is near the longest answer over the mean answer.
+#   step. The gain in steps is near the longest answer over the mean answer; in seconds it is less where a
+#   fuller step takes longer.
 # - Another sequence costs little until the machine's knee. On a large GPU, memory often ends the batch
 #   before the knee does, because keys and values are not shared.
 # - A token budget cuts long prompts into chunks, so that the others' tokens keep coming. The long prompt
@@ -942,14 +984,16 @@ verdicts(
 #   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
 #   Its older engine could swap a victim's blocks to the host's memory instead.
 # - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by that estimate, retracts requests
-#   where it was wrong, and can prefer those whose prefix is in its cache (chapter 23; `--schedule-policy lpm`).
+#   where it was wrong, and can prefer those whose prefix is in its cache (chapter 23; `--schedule-policy
+#   lpm`, longest prefix match).
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** calls it in-flight batching; one policy admits no request without room for the
 #   longest answer, another fills the memory and pauses requests where it runs out.
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** has a waiting-to-served ratio, which says when prompts may interrupt decodes.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server has slots, each with a fixed share of the context unless they
 #   share it; prompts go in chunks of `n_batch` beside the others' tokens.
 # - While the GPU computes a step, vLLM and SGLang schedule the next one on the CPU.
-# - Prefill on other GPUs than decode ends the conflict between the two: no chunk needs to be mixed.
+# - **Disaggregation** ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670)) runs prefill on other GPUs
+#   than decode. Then no chunk needs to be mixed, but keys and values must travel between the GPUs.
 #
 # ## Further reading
 #

@@ -155,14 +155,15 @@ ways = {  # name: (how to serve, how many of the requests)
 rounds = [{name: tokens_per_second(*way) for name, way in ways.items()} for _ in range(2)]
 rates = {name: max(each[name] for each in rounds) for name in ways}
 picture(
-    ladder(rates),
+    ladder(rates, baseline="cache, one by one"),
     "Output tokens per second of five ways to serve these requests: the better of two rounds. The first "
     "two ways serve only the first four of them, one after the other.",
     number="25.1",
 )
 slowest, by_cache, _, _, fastest = rates.values()
 for name, rate in rates.items():
-    measured(f"{name:<23}", rate, "tokens/s")
+    other = min(each[name] for each in rounds)
+    print(f"{name:<23}: {mark(rate, 'tokens/s')}, in the other round {mark(other)}")
 guess_cache.compare(by_cache / slowest, measured=True)
 guess_sharing.compare(fastest / by_cache, measured=True)
 measured("both together", fastest / slowest, "times")
@@ -170,7 +171,9 @@ measured("both together", fastest / slowest, "times")
 # %% [markdown]
 # A speed-up means nothing without its workload and its baseline. The cache gains more where texts are
 # longer, because then more is computed again without it. On a processor an empty place in a static batch
-# costs little, so continuous batching may gain little there. Sharing steps gains until the step becomes
+# costs little here, because minigen leaves finished answers out of the batch: continuous batching may
+# gain little over that. A padded batch computes them to its end, and over that it gains 2.5 times in [the
+# measurements](../docs/results.md) on one processor. Sharing steps gains until the step becomes
 # compute-bound (chapter 24). But no server works without a cache: an honest baseline for an engine is the
 # second bar, not the first one.
 #
@@ -282,7 +285,9 @@ show(PagedRunner.logits)
 # `query_starts` says that the first sequence owns row 0, the second one row 1, and the third one the
 # rest. `logits_rows` names only three rows: the last token of each sequence. (Rows for
 # `prompt_logprob_rows` come only if a request asks for its prompt's probabilities.) Only these rows go
-# through the output head, the widest matrix of the model.
+# through the output head, the widest matrix of the model. In the source above, `pop_pending_copies`
+# returns the block copies that are due (copy-on-write, chapter 21), and `_num_leading_ones` counts the
+# chunks of one token at the front, which are computed as decodes.
 #
 # The next figure shows such a batch for every step of six requests, with a budget of 24 tokens per
 # step. Press play, and watch how the prompts fill what the decodes leave.
@@ -319,14 +324,16 @@ twelve = prompts[:12], params[:12]
 with watch(
     llm.trace,
     lambda events: gantt({"now": events}, by="seconds"),
-    "A timeline of twelve requests that share the engine, drawn while they ran.",
+    "A timeline of twelve requests that share the engine, drawn while they ran. A white line "
+    "through all rows is time between two steps.",
     number="25.4",
 ) as seen:
     llm.generate(*twelve, progress=False)
 print(f"{len(seen)} events")
 
 # %% [markdown]
-# What do events cost? Without a subscriber, each one is a single check whether there is one. With a
+# What do events cost? Without a subscriber, each one costs at most one check whether there is one (the
+# engine checks once for all tokens of a step, so the share printed below is an upper bound). With a
 # recorder, it becomes an object in a list.
 
 # %%
@@ -353,7 +360,7 @@ for name, cost in (("no subscriber", in_vain), ("a recorder", emitted)):
 #
 # Choose how many requests arrive together. The engine runs them now, on your machine, and the title
 # shows the throughput. Compare 4, 8, 12 and 16, which have the same mix of answers: from where on do more
-# gain little?
+# gain little? (It depends on your machine: the gain ends where the step becomes compute-bound.)
 
 
 # %%
@@ -408,15 +415,19 @@ guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
 # On a CPU, the Python around the model hardly counts. On a GPU, a step of this small model takes far
-# less time, and the same Python would take a large part of it. Engines for GPUs therefore prepare the
-# next step on the CPU while the GPU computes this one.
+# less time, and Python like this would take a large part of it. (Our clocks would mislead there: `logits`
+# returns before the GPU has computed, so the wait would be charged to the sampler.) Engines for GPUs
+# therefore prepare the next step on the CPU while the GPU computes this one.
 #
 # ## Your own parts, all at once
 #
 # Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator hands
-# out the lowest free blocks. The scheduler starts requests in the order of arrival, and a sequence that
-# gets no block **gives way**: it frees all its blocks and goes back to the front of the queue. Without
-# that rule, a full cache could stop every running sequence forever. The engine makes a token of each id
+# out the lowest free blocks. (It raises no error if too few are free, since the block manager asks
+# `num_free` first.) The scheduler starts requests in the order of arrival, each with its whole prompt
+# (one longer than the token budget would block the queue), and a sequence that gets no block **gives
+# way**: it frees all its blocks and goes back to the front of the queue. Without that rule, a full cache
+# could stop every running sequence forever. A sequence starts only if all its tokens fit into the step's
+# budget. So each chunk gives a token, and `commit` can pair them. The engine makes a token of each id
 # that a sampler returns. This sampler takes the most likely token.
 
 
@@ -544,8 +555,8 @@ except PartError as error:
 # ## Many callers
 #
 # Only one thread may step an engine. Other threads put their requests on a shared queue, and each
-# receives its tokens on a queue of its own. Eight callers, who do not know of each other, share the
-# steps:
+# receives its tokens on a queue of its own, as **deltas** (a token and the text that it adds). Eight
+# callers, who do not know of each other, share the steps:
 
 # %%
 from minigen.engine.engine_thread import EngineThread
@@ -568,7 +579,8 @@ measured("the same answers as before", same_again, "of 8", 1)
 # the last one. A loop that serves must accept requests while it runs, hand each token to its owner
 # when it is chosen, and forget what has finished. (A request for several answers has one sequence for
 # each. The first holds the others as `sequence.siblings`; all have ids of their own, but only the first
-# goes to `scheduler.add`.)
+# goes to `scheduler.add`. `commit` returns pairs of a sequence and its token. `ArrivalOrder` returns
+# nothing, so the engine adds the pairs for it.)
 
 # %%
 task(25, "StepLoop")
@@ -657,7 +669,7 @@ measured("shared steps gain", fastest / by_cache, "times")
 # %% [markdown]
 # ## Claims
 
-# %%
+# %% jupyter={"source_hidden": true}
 verdicts(
     "25",
     Claim(
@@ -715,19 +727,23 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** runs this loop (`EngineCore.step`) in a process of
-#   its own, so that tokenizing and HTTP take none of its time. Requests and tokens travel over ZeroMQ.
-#   **[SGLang](https://github.com/sgl-project/sglang)** has one process each for tokenizing, scheduling
-#   and detokenizing.
+#   its own, so that tokenizing and HTTP take none of its time. Requests and tokens travel over ZeroMQ, a
+#   library for messages between processes. **[SGLang](https://github.com/sgl-project/sglang)** has one
+#   process each for tokenizing, scheduling and detokenizing.
 # - While the GPU computes a step, both schedule the next one, with placeholders for tokens that are not
 #   known yet (**asynchronous scheduling**).
-# - A decode step launches hundreds of kernels. They are recorded once as a **CUDA graph** and replayed,
-#   for some dozens of fixed batch sizes. A batch is padded to the next of them.
+# - A decode step launches hundreds of kernels. They are recorded once as a [**CUDA
+#   graph**](../docs/glossary.md#cuda-graph) and replayed, for some dozens of fixed batch sizes. A batch
+#   is padded to the next of them.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++ (executor and
 #   batch manager); its default PyTorch backend has it in Python.
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in Rust, which queues
 #   and batches, in front of Python workers that compute.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its slots in one loop
 #   (`update_slots`), as here.
+# - Engines avoid asking the system for memory within a step. Torch's caching allocator keeps the GPU
+#   memory of earlier steps, and llama.cpp plans one buffer for all tensors of its graph. Here, the packer
+#   writes the model's inputs into buffers that it made at the start.
 # - With several GPUs, in vLLM as here, one process runs the loop and the others follow its batches
 #   (chapter 41).
 # - *This engine is twice as fast as that one* can be true of one model, one machine and one load. In
@@ -741,6 +757,6 @@ verdicts(
 # - Kwon et al. 2023, [Efficient Memory Management for Large Language Model Serving with
 #   PagedAttention](https://arxiv.org/abs/2309.06180): vLLM's paper.
 # - [vLLM 0.6: what the time of a step was spent on](https://blog.vllm.ai/2024/09/05/perf-update.html),
-#   and how asynchronous work removed it.
+#   and what cut it: a process apart for HTTP, several steps planned at once, asynchronous work.
 #
 # **Next:** part 3 makes the steps themselves fast. Chapter 51 puts the engine on the network.

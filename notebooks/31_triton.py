@@ -95,6 +95,7 @@ from minigen_course.ch31_triton.figures import (
     draw_programs,
     fused_bytes,
     lanes_in_use,
+    launch_gaps,
     machine_map,
     occupancy_map,
     sector_map,
@@ -338,7 +339,8 @@ def loads(num, block, program, mask):
 
 explore(
     loads,
-    "Two rows of numbers; those that one program loads and stores are coloured.",
+    "Two rows of numbers; those that one program loads and stores are coloured. The titles count "
+    "the bytes of all programs.",
     "31.2",
     num=(1, 24, 1, 10),
     block=[4, 1, 2, 8, 16],
@@ -455,10 +457,10 @@ reveal(31, row_maximum=mine)
 # ([guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#coalesced-access-to-global-memory)).
 # Fetching neighbours together like this is **coalescing**.
 #
-# By hand: 32 lanes want 32 neighbouring numbers of float32. These are 128 bytes, 4 sectors, and each
-# byte is wanted. Now lane $i$ wants number $2i$. The 32 numbers are spread over 256 bytes, 8 sectors,
-# and half of what is fetched is thrown away. In general, for a **stride** of $s$ numbers between
-# neighbouring lanes, and numbers of $b$ bytes that begin at a sector:
+# Here each thread of the warp has one lane. By hand: 32 lanes want 32 neighbouring numbers of float32.
+# These are 128 bytes, 4 sectors, and each byte is wanted. Now lane $i$ wants number $2i$. The 32 numbers
+# are spread over 256 bytes, 8 sectors, and half of what is fetched is thrown away. In general, for a
+# **stride** of $s$ numbers between neighbouring lanes, and numbers of $b$ bytes that begin at a sector:
 #
 # $$\text{sectors} = \begin{cases} 32\, s\, b / 32 = s\, b & \text{if } s\, b \le 32 \\
 # 32 & \text{otherwise} \end{cases}$$
@@ -468,7 +470,7 @@ reveal(31, row_maximum=mine)
 # | $s$ | numbers from one lane's address to the next lane's | `stride` |
 # | $b$ | bytes per number | `itemsize`, 4 here |
 #
-# (The 32 lanes of a warp and the 32 bytes of a sector cancel by chance.) What is fetched and not wanted
+# (The 32 threads of a warp and the 32 bytes of a sector cancel by chance.) What is fetched and not wanted
 # is not always lost: a cache may keep it until another load wants it.
 #
 # In the figure below, choose the stride. A stride of 1 fills four sectors to the last byte. A stride of
@@ -583,8 +585,9 @@ reveal(31, column_sums=mine)
 #
 # For example, with $g = 2$ and $u = 3$: σ(2) = 0.88, SiLU(2) = 1.76, the result is 5.28. And an example
 # of the places: rows of 12 columns, a row stride of 24, blocks of 8. Program (2, 1), row 2 and block 1,
-# has the columns 8 to 15, of which 8 to 11 exist. In gate, row 2 begins at 2 × 24 = 48, so it loads places 56 to 59. In the
-# result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
+# has the columns 8 to 15, of which 8 to 11 exist. In gate, row 2 begins at 2 × 24 = 48, so it loads
+# places 56 to 59. (In up, too: your `up_ptr` points at the first number of up, and places count from
+# there.) In the result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
 #
 # Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself
 # is yours to write. It computes in float32, also if its inputs have 16 bits. (`x.to(tl.float32)` widens a
@@ -898,7 +901,7 @@ picture(
 #
 # The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
 # and with 4,097 it does. Here are three predictions. The first is about the load and the store of
-# `square_kernel`. The second is about a norm whose rows have 8,192 numbers: registers per
+# `square_kernel`. The second is about an A100, and a norm whose rows have 8,192 numbers: registers per
 # thread with 4 warps, divided by those with 8. The third is about the end of this chapter: norms and
 # gate of a layer move about a third of the bytes after fusion, so how much faster does a whole layer of
 # Llama-3-8B become, with 512 tokens?
@@ -931,11 +934,13 @@ for num in (4096, 4097):
 guess_loads.compare(len(found))
 
 # %% [markdown]
-# `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could
-# choose it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours.
-# With 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The
-# line of operations shows the eight comparisons that set these predicates (`setp`). Triton looks at
-# every whole number and every address for this. So keep rows at multiples of 16 numbers.
+# Names with `%r`, `%rs` and `%rd` are registers of 32, 16 and 64 bits; an address takes 64.
+# `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could choose
+# it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours. With
+# 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The line of
+# operations shows the eight comparisons that set these predicates (`setp`). (It also counts three `ld`
+# more, which load the kernel's arguments: two pointers and `num`.) Triton looks at every whole number and
+# every address for this. So keep rows at multiples of 16 numbers.
 #
 # ## Occupancy: how many programs fit on an SM
 #
@@ -1072,7 +1077,9 @@ reveal(31, pick_fastest=mine)
 # GB/s. The layer's products and its attention take their FLOPs over 989 TFLOP/s, the data sheet's
 # peak. No kernel reaches the peak, so the products take longer, and the layer gains less than that:
 # a second line assumes half of it. Most of the operators' tensors here have 4 to 15 MB, so an H100's L2
-# can keep them for the next operator: it may fetch less from HBM than we count, and fusion gain less.
+# can keep them for the next operator: it may fetch less from HBM than we count, and fusion gain less. On
+# the other side, operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for their
+# launches: there fusion gains more. So the two ratios below are a model's, and no limits.
 
 # %%
 few, few_others = torch.randn(2, 16, 4096)
@@ -1108,16 +1115,33 @@ for share in (1.0, 0.5):
     print(f"the parts {parts_ratio:.1f} times as fast, the layer {layer_ratios[share]:.2f}")
 guess_layer.compare(round(layer_ratios[1.0], 2), "times")
 print(f"the parts of one token, by kernels: {1e6 * by_kernels / many:.2f} µs")
+explore(
+    launch_gaps,
+    "24 kernels in time, modelled: the CPU launches them one by one, or as one graph (5 µs to "
+    "launch it, 1 µs between two kernels).",
+    "31.10",
+    launch_us=(1.0, 12.0, 0.5, 8.0),
+    kernel_us=(1.0, 20.0, 0.5, 2.0),
+)
 
 # %% [markdown]
 # The kernel stays above the least only because each program asks for the weight, which a cache answers.
 # For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while each
 # launch takes longer. There, fewer kernels are the gain, and recording a whole step to launch it at
-# once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU does.
+# once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU does. The picture draws
+# 24 kernels both ways. Its times are assumptions (from Python, a launch takes several microseconds): move
+# them. A kernel that takes longer than a launch hides the next launch: from there on, the GPU no longer
+# waits for the CPU. So launches hurt in decode with few sequences, and not in a long prefill.
+#
+# Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory
+# instead of 160. They count the row that goes from layer to layer. By hand, for one token of
+# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB
+# in all. The weights have 141 GB, and every kernel must read them. So such a kernel saves 0.002 % of the
+# bytes. What it can save is launches.
 #
 # ## Claims
 
-# %%
+# %% jupyter={"source_hidden": true}
 verdicts(
     "31",
     Claim(

@@ -27,9 +27,9 @@
 #
 # **Afterwards you can** compute a softmax by hand while its scores arrive one by one, join two halves
 # of a softmax, write attention as a loop over tiles, write that loop as a Triton kernel, count the
-# bytes that it moves, and say what it saves (memory), what it does not save (arithmetic), and where it
-# gains nothing (one new token). No kernel of this chapter runs on a GPU: times are of this CPU, and
-# statements about a GPU are counted, compiled or modelled, and say so.
+# bytes that it moves, and say what it saves (memory), what it does not save (the arithmetic of scores
+# that count), and where it gains nothing (one new token). No kernel of this chapter runs on a GPU: times
+# are of this CPU, and statements about a GPU are counted, compiled or modelled, and say so.
 #
 # **You need** chapters 14 (attention), 17 ([prefill](../docs/glossary.md#prefill),
 # [decode](../docs/glossary.md#decode) and the [roofline](../docs/glossary.md#roofline)), 22 (block
@@ -109,11 +109,11 @@ chapter_map("attention", "GPU kernels")
 # %% [markdown]
 # ## A number that hurts
 #
-# Here is one layer's attention, **written out** step by step as in chapter 14 (`attention_naive`), on
-# random queries, keys and values of longer and longer prompts. Each of torch's operators hands its
-# result to the next one as a tensor in memory. `count_memory` watches the operators and counts the
-# bytes of the tensors that they create: the largest one, and all that exist at the same time. (A
-# **MB** is a million bytes; a MiB is 2²⁰ = 1,048,576 bytes.)
+# Here is one layer's attention, **written out** (papers say *materialised*) step by step as in chapter 14
+# (`attention_naive`), on random queries, keys and values of longer and longer prompts. Each of torch's
+# operators hands its result to the next one as a tensor in memory. `count_memory` watches the operators
+# and counts the bytes of the tensors that they create: the largest one, and all that exist at the same
+# time. (A **MB** is a million bytes; a MiB is 2²⁰ = 1,048,576 bytes.)
 #
 # Queries, keys and values of 2,048 tokens take 8 MB in this model, and the result takes 5 MB. Predict:
 # how many MB exist at the same time on the way?
@@ -242,7 +242,8 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # where $j$ runs over the keys of the new tile. After the last tile the result is $o = O / \ell$. This is
 # **[online softmax](../docs/glossary.md#online-softmax)**
 # ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867) have $m$ and $\ell$, which they call
-# $d$; the values came in later). The names here, in the code and in the paper:
+# $d$; the values came in later). The names here, in the code from here on (the loop above has `larger`
+# and `factor` for `higher` and `shrink`), and in the paper:
 #
 # | symbol | meaning | in the code | [FlashAttention](https://arxiv.org/abs/2205.14135), Algorithm 1 |
 # |---|---|---|---|
@@ -283,8 +284,9 @@ guess_left = predict(
 )
 
 # %% [markdown]
-# Play it, move the step, take another head or smaller tiles. The picture stands at the fourth tile,
-# where the maximum leaps.
+# Play it, move the step, take another head or smaller tiles. (Steps count from 0, so step 3 is the fourth
+# tile. With tiles of 8 keys, step 4 is the last; the later ones are for tiles of 4.) The picture stands
+# at the fourth tile, where the maximum leaps.
 #
 # - **Left:** the scores. Orange bars are those of the newest tile, blue ones came earlier, pale ones
 #   are still to come. The dashed line is the maximum so far.
@@ -346,8 +348,9 @@ show(fold_tiles)
 # Mind queries that have seen no key yet. Their maximum is −∞, and −∞ − (−∞) is not a number.
 #
 # One line puts your part to work: while the block runs, the engine's prompts are attended to by the
-# package's loop over tiles of 16, which calls `merge` once for each of them. (That loop is your
-# next exercise. Until yours passes, `my_merge` is the package's own.)
+# package's loop over tiles of 16 queries by 16 keys, which calls `merge` once for each tile that the mask
+# leaves: 6 tiles for these 37 tokens, in each of 30 layers. (That loop is your next exercise. Until yours
+# passes, `my_merge` is the package's own.)
 
 # %%
 task(32, "merge")
@@ -385,7 +388,9 @@ show(nothing_seen, attend_tile, causal_mask)
 
 # %% [markdown]
 # `nothing_seen` is the state before the first tile: maximum −∞, sum 0, values 0. `attend_tile` computes
-# the three things for one tile; its scores exist only inside it. `causal_mask` is chapter 14's.
+# the three things for one tile; its scores exist only inside it. (`einsum` names axes by letters:
+# "qhd,khd->qhk" multiplies along d and adds up, for each query q, head h and key k.) `causal_mask` is
+# chapter 14's.
 #
 # ## Tiles on the matrix that is not there
 #
@@ -397,8 +402,8 @@ show(nothing_seen, attend_tile, causal_mask)
 # the diagonal. That gives three kinds of tiles, which the picture colours:
 #
 # - tiles below the diagonal are seen whole and need no mask (blue),
-# - tiles that the diagonal cuts need the mask (orange),
-# - tiles beyond the diagonal are fully masked and are left out (pale).
+# - tiles that the diagonal cuts need the mask (orange, "masked" in the picture),
+# - tiles beyond the diagonal have no score that counts, and are left out (pale).
 #
 # A prompt that goes on from a cached beginning (chapter 23) has more keys than queries, so the diagonal
 # begins farther to the right: `tokens_before` in the controls. A sliding window (chapter 14) also
@@ -446,8 +451,10 @@ guess_waste.compare("fewer" if waste[16] < waste[256] else "more")
 #
 # The parts of it are given, and shown above: what queries remember before the first tile
 # (`nothing_seen`), what they remember of one tile (`attend_tile`), and chapter 14's `causal_mask`;
-# `my_merge` joins. You write the two loops and their bounds. An example: 5 new tokens are the last of
-# a context of 12, and a tile has 4. (Ranges are Python's: 7:11 is 7, 8, 9, 10.)
+# `my_merge` joins. You write the two loops, their bounds, and the mask of a tile. (`causal_mask` puts its
+# queries at the end of its keys. So ask it for all keys up to the last query, and take the tile's
+# columns.) An example: 5 new tokens are the last of a context of 12, and a tile has 4. (Ranges are
+# Python's: 7:11 is 7, 8, 9, 10.)
 #
 # | tile of queries | rows of q | their positions | tiles of keys |
 # |---|---|---|---|
@@ -538,7 +545,8 @@ picture(
 # besides: it copies the keys and values for every query head that shares them. So there is a
 # **control**: the same three steps, written out, with the scores in memory, but on **grouped** heads.
 # The query heads that share a KV head become one small matrix, and keys and values are views, not
-# copies. If FlashAttention's idea itself helped here, it would have to beat the control.
+# copies. If FlashAttention's idea itself helped here, it would have to beat the control. Predict for
+# torch's fused operator. (Numbers in ⟨ ⟩ are measured on the machine that ran this notebook, so yours differ.)
 
 # %%
 guess_decode = predict("One new token: how many times as fast as the control?", None)
@@ -578,22 +586,24 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 # %% [markdown]
 # The row of scores is much smaller than the keys and values, which must be read in any case: 2.3% of
 # their bytes. If scores and weights are each written once and read once, that is four times the row,
-# and leaving it out cannot save more than a factor of 1.09. Most of what the comparison with copies
-# gains is the copy, and the control does not make it either. Chapter 33 is about one new token.
+# and leaving it out cannot save more than a factor of 1.09 by bytes. (What is measured beyond that is
+# several operators against one, and noise.) Most of what the comparison with copies gains is the copy,
+# and the control does not make it either. Chapter 33 is about one new token.
 #
 # ## What is in memory, and what is on the chip
 #
-# Chapter 31 named four places of a GPU. Two of them matter here: the **memory** (**HBM**), which is
-# large and slow, and what lies **on the chip** beside the arithmetic, the registers and the shared
-# memory of an SM (*streaming multiprocessor*), which are fast and small. The papers call
-# the latter together **SRAM**. FlashAttention is faster because scores and weights stay there.
+# Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two of them matter here: the
+# **memory** (**HBM**), which is large and slow, and what lies **on the chip** beside the arithmetic, the
+# registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. The
+# papers call the latter together **SRAM**. FlashAttention is faster because scores and weights stay
+# there.
 #
-# The picture shows one **program** (one run of the kernel) and its tile $i$ of 128 queries, for
-# a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile $j$ of 64 keys it loads
-# $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$, rescales $\ell$ and $O_i$
-# by $e^{m - m'}$, and adds $P V_j$ to $O_i$. From tile to tile it keeps $m$ and $\ell$, a number for each
-# query, and $O_i$, a row for each query. At the end it writes $O_i / \ell$. Nothing that has a row for
-# each query **and** a column for each key of the prompt exists anywhere.
+# The picture (its left side is not to scale) shows one **program** (one run of the kernel) and its tile
+# $i$ of 128 queries, for a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile
+# $j$ of 64 keys it loads $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$,
+# rescales $\ell$ and $O_i$ by $e^{m - m'}$, and adds $P V_j$ to $O_i$. From tile to tile it keeps $m$ and
+# $\ell$, a number for each query, and $O_i$, a row for each query. At the end it writes $O_i / \ell$.
+# Nothing that has a row for each query **and** a column for each key of the prompt exists anywhere.
 
 # %%
 picture(
@@ -615,7 +625,8 @@ picture(
 #   `rows[:, None] * D + dims[None, :]` = [[8, 9, 10, 11], [12, 13, 14, 15]].
 # - **`tl.dot(a, b)`** multiplies a tile [rows, inner] by a tile [inner, columns]; `tl.trans(k)` exchanges
 #   the axes of a tile. On a GPU, tiles of 16 bits are multiplied on **tensor cores**, units that do
-#   nothing but multiply small matrices. In this chapter all sizes are powers of two, and 16 at least.
+#   nothing but multiply small matrices. Both axes of its tiles are powers of two in this chapter, and 16
+#   at least.
 # - **`input_precision="ieee"`** keeps all bits of float32 inputs. Without it, NVIDIA's tensor cores may
 #   get inputs that are rounded to fewer bits (TF32). With it, NVIDIA's float32 tiles do without tensor
 #   cores, far slower.
@@ -855,10 +866,11 @@ reveal(32, flash_kernel=my_kernel)
 # | FlashAttention | $\Theta(N^2 d^2 / M)$ |
 #
 # ($\Theta$ means: up to a constant factor, from above and from below.) The paper also shows that no
-# exact method can do better for every $M$ in that range. Written out in three operators, the least is
-# $4 N^2 + 4 N d$ numbers: scores written and read, weights written and read, and Q, K, V and the result
-# once each. So, leaving the terms in $N d$ aside, our causal tiles win if $4 N^2 d^2 / M$ is less than
-# $4 N^2$, that is, if $d^2 < M$.
+# exact method can do better for every $M$ in that range. Written out in three operators that ignore the
+# mask, the least is $4 N^2 + 4 N d$ numbers: scores written and read, weights written and read, and Q, K,
+# V and the result once each. So, leaving the terms in $N d$ aside, our causal tiles win if $4 N^2 d^2 /
+# M$ is less than $4 N^2$, that is, if $d^2 < M$. (Half of this win is the mask, which our tiles use and
+# the matrix does not. Without one on either side, tiles win if $2 d^2 < M$.)
 #
 # Now with 2,048 tokens, one head of 128 and 2 bytes per number. Predict: by how much do the bytes fall
 # from tiles of 16 queries to tiles of 128, eight times as large?
@@ -984,19 +996,22 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
 # as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. (Its tiles have 64 keys on an H100, 32 on an A100.) The last number of each line
-# says how many programs fit on one SM at the same time, by its 65,536 registers and its shared memory:
-# one of 8 warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then
-# mainly the other warps of the same program can compute while one waits for memory. Which pair of tile
-# and warps is fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
+# tiles of 64 with 4. (Its tiles have 64 keys on an H100, and 32 on an A100, whose tensor cores read their
+# tiles from registers; an H100's read them from shared memory.) The last number of each line says how
+# many programs fit on one SM at the same time, by its 65,536 registers and its shared memory: one of 8
+# warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the
+# other warps of the same program can compute while one waits for memory. Which pair of tile and warps is
+# fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?
 #
 # Nothing here ran on a GPU, so we cannot say. Bytes and operations give bounds, as if a chip reached its
-# data sheet's bandwidth and peak, which none does. The written-out way is counted at its least, as
-# above, for all heads; it also multiplies the masked half. In tiles, what programs load again comes
-# either from memory, or from the L2 cache if keys and values find room there; then memory gives them
-# once. One layer of Llama-3-8B's shape (32 heads of 128, 8 KV heads), 2,048 tokens, bfloat16:
+# data sheet's bandwidth and peak, which none does. The written-out way is counted, as
+# above, for all heads, with whole matrices; it also multiplies the masked half. (A softmax that knows the
+# mask, as that of Megatron-LM, NVIDIA's training library, reads half of the scores: 293 µs instead of the
+# 333 below.) In tiles, what programs load again comes either from memory, or from the L2 cache if keys
+# and values find room there; then memory gives them once. One layer of Llama-3-8B's shape (32 heads of
+# 128, 8 KV heads), 2,048 tokens, bfloat16:
 
 # %%
 h100, q_heads, kv_heads, head_dim, n = MACHINES["H100 SXM"], 32, 8, 128, 2048
@@ -1022,7 +1037,7 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # Each line has the time that its bytes would take and the time that its operations would take; the larger
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
 # against 37), unless the cache helps; then it is arithmetic. No kernel reaches a chip's peak of
-# arithmetic, and no written-out version moves so little: both times grow, so their ratio may be smaller
+# arithmetic, and most written-out versions move more: both times grow, so their ratio may be smaller
 # or larger. And this is attention alone: the linear layers of a prompt stay as they were, so its [time to
 # first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
 #
@@ -1040,8 +1055,9 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 #   that warps need not exchange partial results. (The paper says that Phil Tillet's Triton
 #   version exchanged the loops first.)
 # - **FlashAttention-3** ([Shah et al. 2024](https://arxiv.org/abs/2407.08608)) for the H100: some warps only
-#   load while others multiply, softmax of one tile runs while another tile is multiplied, and products
-#   may be in FP8 (floating-point numbers of 8 bits).
+#   load while others multiply, softmax of one tile runs while another tile is multiplied (a chip computes
+#   far fewer exponentials per second than products), and products may be in FP8 (floating-point numbers
+#   of 8 bits).
 # - **Flash-Decoding** ([Dao et al. 2023](https://crfm.stanford.edu/2023/10/12/flashdecoding.html)) for one new
 #   token: it has no second tile of queries to keep the chip busy, so the context is cut into parts
 #   that are computed at the same time and joined as `merge` does. Chapter 33 builds it.
@@ -1049,7 +1065,7 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # %% [markdown]
 # ## Claims
 
-# %%
+# %% jupyter={"source_hidden": true}
 loop = peaks["a loop over tiles"]
 growth = loop[2048] / loop[1024]
 verdicts(
@@ -1100,9 +1116,10 @@ verdicts(
 # - Parts over different keys can be joined in any order, because each carries its own maximum.
 # - FlashAttention is this loop over tiles in one kernel. It computes the same result up to rounding,
 #   with memory that grows with the tokens and not with their square.
-# - It saves bytes, not arithmetic. Programs load keys and values again for each tile of queries: about
-#   $N^2 d / B$ numbers, or $N^2 d^2 / M$ when the tile fills the chip. Small tiles can move more than the
-#   matrix.
+# - It saves bytes. It saves arithmetic only where the mask hides whole tiles, which it leaves out; a
+#   score that counts costs as much as before. Programs load keys and values again for each tile of
+#   queries: about $N^2 d / B$ numbers, or $N^2 d^2 / M$ when the tile fills the chip. Small tiles can
+#   move more than the matrix.
 # - Registers and shared memory limit a tile. How much fits in registers depends on the number of warps:
 #   128 queries by 64 keys spill with 4 warps and fit with 8.
 # - For one new token there is no matrix to save. What helps there is to read keys and values in place.
@@ -1139,8 +1156,8 @@ verdicts(
 #   kernels for the context phase (prefill) and the generation phase (decode).
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** packs sequences of all lengths without
 #   padding and hands FlashAttention their boundaries (`cu_seqlens`, our `starts`).
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** has the same idea for CPUs, CUDA and Metal behind
-#   `--flash-attn`, by default automatic. A quantised cache of values needs it
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** has the same idea for CPUs, CUDA and Metal
+#   (Apple's GPUs) behind `--flash-attn`, by default automatic. A quantised cache of values needs it
 #   ([issue 28524](https://github.com/ggml-org/llama.cpp/issues/28524)).
 # - Where no one GPU holds a context, **[ring attention](https://arxiv.org/abs/2310.01889)** passes keys and
 #   values from GPU to GPU, and the parts are joined as `merge` does.

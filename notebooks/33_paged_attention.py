@@ -33,9 +33,10 @@
 # it must load, say how many programs a GPU needs and why, split a context and merge the parts, and
 # run the engine with your own kernel.
 #
-# No kernel of this chapter runs on a GPU. Two kinds of numbers follow, and the chapter keeps them
+# No kernel of this chapter runs on a GPU. About a GPU three kinds of numbers follow, and the chapter keeps them
 # apart. Bytes that programs ask for are **counted**, in Triton's interpreter. Times on a GPU are
-# **modelled**, from data sheets and from two assumed constants, which you can change.
+# **modelled**, from data sheets and from two assumed constants, which you can change. Registers and
+# shared memory are read from **compiled** code. (The next section also measures times on this CPU.)
 #
 # **You need** chapters 22 (block tables), 31 (kernels in Triton) and 32 (online softmax).
 # **Time:** about 55 minutes to read and try, about 90 for the exercises.
@@ -139,8 +140,8 @@ chapter_map("attention", "blocks", "GPU kernels")
 # ## A number that hurts
 #
 # Two numbers, in fact. The first is the copy. A decode step in plain torch gathers a sequence's
-# blocks into one piece, and then reads the piece. The next cell measures both on this machine, for
-# one layer of our model and 8,192 tokens.
+# blocks into one piece, and then reads the piece. Below, attention with the copy and without it is timed
+# on this machine, for one layer of our model and 8,192 tokens. (Numbers in ⟨ ⟩ are measured, so yours differ.)
 #
 # The second is the idle chip. A GPU is made of many processors (**streaming multiprocessors**, SM,
 # in chapter 31), and a program runs on one of them. Suppose that one user has a long chat with
@@ -384,10 +385,10 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 
 # %% [markdown]
 # Three query heads look at the same keys, and each of them loads the keys for itself. Is that
-# traffic to **memory** (HBM, in chapter 31's table)? Not all of it has to be. The L2 cache, which
-# all processors share, keeps what was loaded lately. It answers a repeated load if the data are
-# still there. So what decides is how much other data came through the cache *between* the two
-# loads, and not the total size of all keys and values.
+# traffic to **memory** (HBM, at the bottom of figure 31.1 in [chapter 31](31_triton.ipynb))? Not all of
+# it has to be. The L2 cache, which all processors share, keeps what was loaded lately. It answers a
+# repeated load if the data are still there. So what decides is how much other data came through the cache
+# *between* the two loads, and not the total size of all keys and values.
 #
 # Suppose that the three programs of a KV head run at the same time and stay in step. Between the
 # first load of a tile and its repetitions, each other running program loads about one tile. A later
@@ -660,8 +661,9 @@ print(f"if each block's entry were loaded once: {once_a_block:.2%}")
 
 # %% [markdown]
 # Each key and value is loaded once, from its own slot, and nothing is copied. The kernel looks up
-# the table for each position, although 16 neighbours have the same entry. That is 16 loads of one
-# address in one instruction, which a GPU answers with one transaction.
+# the table for each position, although 16 neighbours have the same entry. Threads of a warp ask for one
+# address together, which a GPU answers by fetching one sector (chapter 31), and L1 or L2 answers when it
+# is asked for again.
 #
 # ## What the rungs have saved
 #
@@ -747,12 +749,13 @@ print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth
 # ## Enough loads in flight
 #
 # Memory answers late. The first byte of a load that misses the caches comes after a **latency** of
-# some hundred clock cycles. Published figures for an H100 are round and differ: 400 cycles in
-# [table 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023, 400
-# to 800 in [these notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html).
-# At 1,755 MHz that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load
-# can take longer. If a program asked for 32 KB, waited, and asked again, it would get 32 KB for
-# each latency, however wide the memory is.
+# some hundred clock cycles. Round figures for an H100 differ: 400 cycles in
+# [table 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023 (and the
+# same for a V100 and an A100), 400 to 800 in [these
+# notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html). At a clock of 1,755 MHz
+# that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load can take longer. If
+# a program asked for 32 KB, waited, and asked again, it would get 32 KB for each latency, however wide
+# the memory is.
 #
 # **[Little's law](https://doi.org/10.1287/opre.9.3.383)** says how much must be on its way. Take
 # any queue that neither grows nor empties in the long run. On average, what is inside is the rate
@@ -784,9 +787,11 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
 
 # %% [markdown]
 # That explains the second number that hurts. Eight programs with a tile each cannot use the memory,
-# even if no processor had anything to compute. The remedy is more programs, or more bytes in flight
-# for each program. The package's kernel has room for one tile of keys and values, and asks for the next
-# when both products of this one are done. Other programs on its processor load meanwhile.
+# even if no processor had anything to compute. The remedy is more programs, and up to a point more bytes
+# in flight for each program. (A processor's own path to L2 carries only some 64 bytes per clock, so eight
+# of them cannot fill the memory in any case; the model below leaves this out.) The package's kernel has
+# room for one tile of keys and values, and asks for the next when both products of this one are done.
+# Other programs on its processor load meanwhile.
 #
 # How many programs fit onto one SM at the same time (and so its **occupancy**, chapter 31) follows
 # from the machine code, because the programs share 65,536 registers and some shared memory.
@@ -811,11 +816,12 @@ for name, count in resident.items():
 
 # %% [markdown]
 # By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so
-# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB, of which one
-# tile of keys and values is 32, and 1 KB for the system.) In the PTX, `cp.async` are **asynchronous**
-# loads, from memory into shared memory: all of a tile is on its way at once, and takes no registers. 16
-# of the 32 are for the first tile, 16 in the loop, after its 32 products (`mma.sync`). The launch asks
-# for them by `num_stages=2`, with room for one tile. `ld.global` load into registers: the block table's
+# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024
+# bytes), of which one tile of keys and values is 32, and 1 KB for the system.) In the PTX, `cp.async` are
+# **asynchronous** loads, from memory into shared memory: all of a tile is on its way at once, and takes
+# no registers. 16 of the 32 are for the first tile, 16 in the loop, after its 32 products (`mma.sync`).
+# The launch asks for them by `num_stages=2`: two stages of the loop, loading a tile and computing with
+# it, for which Triton here makes room for one tile. `ld.global` load into registers: the block table's
 # entries, the query, and the length.
 #
 # ## Waves, and their tail
@@ -885,9 +891,11 @@ print(f"84 sequences in {finer} splits: {1e6 * seconds(fuller, chip, finer, fit)
 guess_tail.compare(min(in_tail, chip.processors))
 
 # %% [markdown]
-# Two sequences more are 2.4 % more work, and 16 % more time, by the model. Splits help even here:
-# the programs are shorter, so a last wave that is nearly empty is shorter, too. The opposite case
-# is the lone chat: a single wave, and nearly all of it empty.
+# By hand: the first 660 programs read 660 · 64 tiles of 32,768 bytes, 1.38 GB, which memory gives in 413
+# µs. The other 12 have memory for themselves, but 64 tiles of 1 µs each: 64 µs. Together 477 µs. Two
+# sequences more are 2.4 % more work, and 16 % more time, by the model. Splits help even here: the
+# programs are shorter, so a last wave that is nearly empty is shorter, too. The opposite case is the lone
+# chat: a single wave, and nearly all of it empty.
 #
 # ## Rung three: splits, and how they merge
 #
@@ -907,8 +915,8 @@ guess_tail.compare(min(in_tail, chip.processors))
 # order does not matter, so all splits can run at the same time.
 #
 # Left in the picture: the four scores, and each split's maximum (dashed). Middle: the parts as the
-# splits leave them. Right: the same parts at the largest maximum, on top of each other. (The axes are
-# logarithmic above 1 and enlarge the blue: it is 14 % of the sum, 5 % of the mix.)
+# splits leave them. Right: the same parts at the largest maximum, on top of each other. (The blue is 14 % of the
+# sum, 5 % of the mix.)
 
 # %%
 scores, values = torch.tensor([3.0, 1.0, 5.0, 5.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
@@ -930,7 +938,8 @@ print(f"softmax over all four at once: {float(powers @ values / powers.sum()):.2
 # $$O = \sum_s 2^{\,L_s - L}\, O_s, \qquad L = \log_2 \sum_s 2^{L_s}$$
 #
 # With the numbers of above: $L_A = 3 + \log_2 1.25 = 3.32$, $L_B = 5 + 1 = 6$, $L = 6.21$; the
-# weights of the splits are 0.135 and 0.865, and $0.135 \cdot 12 + 0.865 \cdot 35 = 31.89$.
+# divided results are 15 / 1.25 = 12 and 70 / 2 = 35, the weights of the splits 0.135 and 0.865, and
+# $0.135 \cdot 12 + 0.865 \cdot 35 = 31.89$.
 #
 # | symbol | meaning | in the code | in Flash-Decoding |
 # |---|---|---|---|
@@ -1002,7 +1011,8 @@ reveal(33, join_kernel=mine)
 #
 # By hand: 200 tokens in tiles of 16 are 13 tiles (the last has 8 tokens). In four splits each gets
 # $\lceil 13/4 \rceil = 4$: tiles 0 to 3, 4 to 7, 8 to 11, and 12 alone. In eight splits each gets
-# 2, so seven splits are enough and the eighth has none. Its loop runs zero times.
+# 2, so seven splits are enough and the eighth has none. Its loop runs zero times. In a kernel,
+# `tl.cdiv(a, b)` is a / b rounded up. (Python's `-(-a // b)` is not: Triton's `//` cuts towards zero.)
 #
 # | argument | what it says |
 # |---|---|
@@ -1076,7 +1086,8 @@ torch.testing.assert_close(four.mixed, in_place, atol=1e-5, rtol=1e-4)
 # %% [markdown]
 # The engine's own kernels, `paged_decode_kernel` and `join_splits_kernel`, are in
 # [decode_attention.py](../minigen/kernels/triton/decode_attention.py). They have sliding windows
-# besides, and they skip the second pass where there is one split.
+# besides, and they skip the second pass where there is one split. (The exercise's kernels always make
+# parts, so the next cell counts some for one split, too.)
 #
 # What does a split cost? The next cell counts, for contexts of 200, 70 and 1 tokens. Below it is
 # the picture of rung two once more, with every context in two splits, in tiles of 16 tokens.
@@ -1184,11 +1195,12 @@ guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 # The time of a tile sets the best number, as the formula says. The start of the second pass is the
 # same cost for every number above one, so it only decides whether to split at all. That splitting a
 # lone long context helps holds for all constants printed above (not in the figure's corner of 0.1 and 12
-# µs, where one program per KV head nearly fills the memory). **How much** it helps does: the gain differs
-# severalfold. A measurement on the chip has to say it.
+# µs, where one program per KV head nearly fills the memory; no real processor loads that fast). **How
+# much** it helps depends on them: the gain differs severalfold. A measurement on the chip has to say it.
 #
 # The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor,
-# and no part shorter than 128 tokens. Beside it, what the model finds best with 1 µs and 3 µs:
+# and 128 tokens or more for each part on average (of the longest context). Beside it, what the model
+# finds best with 1 µs and 3 µs:
 
 # %%
 show(num_splits)
@@ -1237,7 +1249,7 @@ print("\nthe engine with its own kernels, interpreted, gives the same text:", re
 #
 # What papers and guides say, beside what this notebook found. The outcomes are computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 by_kv_head = (by_group["keys"] + by_group["values"]) / required
 parts_share = one_long.part_bytes(by_rule) / one_long.kv_bytes
 verdicts(
@@ -1257,22 +1269,23 @@ verdicts(
         f"{once_a_block:.1%}, if once for each block",
         holds(table_share >= 0.1),
         "a block's entry is 8 bytes beside thousands; what was slow was the copy. The wait for the entry "
-        "costs latency, which bytes do not show",
+        "costs time, which bytes do not show: Kwon et al. 2023 (section 7.1) measured 20 to 26 % "
+        "more for their whole paged kernel",
     ),
     Claim(
         "More splits cost much traffic, because their parts are written and read again",
         f"{parts_share:.1%} of the keys and values, for 32,768 tokens in {by_rule} splits",
         holds(parts_share >= 0.1),
         "a part is head_dim + 2 numbers for each query head, however long its split is; with short "
-        "contexts in many splits the share grows",
-        "[FlashAttention's source](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)",
+        "contexts in many splits the share grows, and FlashAttention's source avoids too many",
     ),
     Claim(
         "Splitting the context makes decoding up to 8 times as fast for very long sequences",
         f"modelled for 32,768 tokens alone on an H100: {min(split_gains):.1f} to "
         f"{max(split_gains):.1f} times for attention alone, by what is assumed",
         NOT_TESTED,
-        "without splits, a lone sequence leaves most processors idle; how much that costs depends on "
+        "the 8 is for whole steps (the source has up to 50 for attention alone). Without splits, "
+        "a lone sequence leaves most processors idle; how much that costs depends on "
         "the chip, and no GPU ran here",
         "[Dao et al. 2023](https://crfm.stanford.edu/2023/10/12/flashdecoding.html)",
     ),

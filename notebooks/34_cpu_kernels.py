@@ -33,7 +33,9 @@
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
 # cost* on, are about quantisation and the whole step, for every reader. The four between them build a
-# kernel lane by lane, and a first reading can skip them.
+# kernel lane by lane, and a first reading can skip them. (Two of their words come back: a **word** is the
+# four bytes that a lane takes at once, and a **panel** is sixteen rows, one for each lane, with the same
+# word of all rows side by side.)
 #
 # **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
 # sampler.
@@ -123,9 +125,10 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 
 # %% [markdown]
 # The next cell measures $B$ with a loop that does nothing else: it adds up a quarter of a gigabyte.
-# `njit` compiles a function when it is first called. `prange` shares a loop among the processor's
-# **cores**, its parts that compute at the same time. `fastmath` permits sums in another order. That changes float results a little, so a
-# compiler needs permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
+# (Numbers in ⟨ ⟩ are measured, so yours differ.) `njit` compiles a function when it is first called.
+# `prange` shares a loop among the processor's **cores**, its parts that compute at the same time.
+# `fastmath` permits sums in another order. That changes float results a little, so a compiler needs
+# permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
 
 
 # %%
@@ -166,9 +169,9 @@ guess_share.compare(
 #
 # The words for the rest of the chapter, from the outside to the inside:
 #
-# - A core runs one stream of instructions (on some machines, it shares itself between two). A
-#   processor has several. A program uses them through **threads**: streams of instructions that the
-#   operating system assigns to cores. The threads of a program share its memory.
+# - A core runs one stream of instructions (on some machines, it shares itself between two, its **hardware
+#   threads**). A processor has several. A program uses them through **threads**: streams of instructions
+#   that the operating system assigns to cores. The threads of a program share its memory.
 # - The **clock** gives the beat: a core at 3 GHz has 3 billion cycles per second, and it can start
 #   a few instructions in each.
 # - Memory is far away, a hundred cycles and more. Data therefore comes through **caches** (figure
@@ -362,7 +365,8 @@ reveal(34, quantise_groups=to_bytes)
 # and the values of layer 20, which have hardly any. (The file's own weights would be no fair test.
 # They are rounded to 4 or 8 bits already.) Groups here have a minimum besides the scale, as the
 # 4-bit blocks of chapter 11: the steps reach from the smallest number of the group to the largest,
-# and a group costs 32 bits.
+# and a group costs 32 bits. The error is the root mean square of what rounding changes, in % of the root
+# mean square of the numbers.
 
 # %%
 matrices = {
@@ -463,7 +467,8 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # one; the measured time is what counts.)
 #
 # Two ideas repair it. The first is to multiply integers inside a group: no conversion, and with VNNI 9
-# instructions in place of 36. The second is to turn the matrix, so that no sum crosses lanes.
+# instructions in place of 36 (each takes 4 bytes in each of 16 lanes, and 576 / 64 = 9). The second is to
+# turn the matrix, so that no sum crosses lanes.
 #
 # ## Integers inside a group
 #
@@ -481,7 +486,7 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # By hand, one row with two groups of two: $q = (3, -2), (10, 1)$ with $s = 0.5, 0.1$, and
 # $p = (5, 4), (2, -7)$ with $t = 2, 1$. The integer sums are $15 - 8 = 7$ and $20 - 7 = 13$, so
 # $y = 0.5 \cdot 2 \cdot 7 + 0.1 \cdot 1 \cdot 13 = 8.3$. The inner sum needs no float at all, which
-# is what VNNI and `sdot` are made for. It needs up to 20 bits:
+# is what VNNI and `sdot` are made for. It needs up to 20 bits, one of them the sign:
 # $32 \cdot 127 \cdot 127 = 516{,}128$.
 
 # %%
@@ -588,11 +593,10 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 
 # %% [markdown]
 # For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in each lane four
-# weights of one row (blue) meet the same four inputs (yellow), and the four products are added to
-# the lane's sum (green). Lane 0 by hand:
-# $124 \cdot (-28) + 128 \cdot (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
-# `vpdpbusd`; elsewhere the package asks for plainer instructions, with the same whole numbers as
-# result.
+# weights of one row (blue; 128 was added to each, as explained below) meet the same four inputs (yellow),
+# and the four products are added to the lane's sum (green). Lane 0 by hand: $124 \cdot (-28) + 128 \cdot
+# (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
+# `vpdpbusd`; elsewhere the package asks for plainer instructions, with the same whole numbers as result.
 #
 # `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken
 # back by one number for each group of inputs, because
@@ -600,7 +604,8 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # $$\sum_i q_i\, p_i = \sum_i (q_i + 128)\, p_i - 128 \sum_i p_i$$
 #
 # By hand, with $q = (3, -2)$ and $p = (5, 4)$:
-# $131 \cdot 5 + 126 \cdot 4 - 128 \cdot 9 = 1{,}159 - 1{,}152 = 7$, as before.
+# $131 \cdot 5 + 126 \cdot 4 - 128 \cdot 9 = 1{,}159 - 1{,}152 = 7$, as before. (Below, `(0,)` stands for
+# one row of inputs; the next section says why.)
 
 # %%
 from minigen.kernels.cpu.microkernels import (
@@ -716,9 +721,10 @@ measured("  of it by fewer bytes", weight.nbytes / panel_bytes)
 measured("  and by reading them faster", rates["panels"] / rates["torch"])
 
 # %% [markdown]
-# Each bar says how fast a product *reads*, not how fast it is done: panels have 3.6 times fewer
-# bytes than float32, so at an equal bar they are done 3.6 times as fast. The last two lines split
-# the gain over torch into these two factors. (They multiply to the line above them.)
+# Each bar says how fast a product *reads*, not how fast it is done: panels have 3.6 times fewer bytes
+# than float32 (our scales are float32, so 8 + 32/32 = 9 bits per weight), so at an equal bar they are done
+# 3.6 times as fast. The last two lines split the gain over torch into these two factors. (They multiply
+# to the line above them.)
 #
 # ## Tiles: one load for several tokens
 #
@@ -809,8 +815,8 @@ for name, share in kinds.items():
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
-# | $b_i, t, z$ | byte, scale and zero of the inputs | `inputs.numbers`, `.scales`, `.zeros` |
-# | $c_i, s, m$ | code (0 to 15), scale and minimum of the weights | `weights.codes`, `.scales`, `.minima` |
+# | $b_i, t, z$ | byte, scale and zero of the inputs | `inputs.numbers`, [tokens, groups, 32], `.scales`, `.zeros`, [tokens, groups] |
+# | $c_i, s, m$ | code (0 to 15), scale and minimum of the weights | `weights.codes`, [rows, groups, 32], `.scales`, `.minima`, [rows, groups] |
 #
 # By hand, with two columns instead of 32 (so $2z$ instead of $32z$), $b = (3, -1)$, $z = 2$,
 # $c = (4, 10)$, $m = -5$, $s = t = 1$. Directly: $5 \cdot (-1) + 1 \cdot 5 = 0$. By the formula:
@@ -872,8 +878,8 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over its whole head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
-# model in one of these forms compiles its step, if that was never done here: half a minute, once.
-# `minigen compile` does it ahead.)
+# model with weights or a cache in int8, or weights in int4, compiles its step, if that was never done
+# here: half a minute, once. `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -923,7 +929,9 @@ explore(
 # `run_layers` reads like chapter 15: norm, product, rotate, attend, product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, and compares them with waking
-# the threads for each loop, as `prange` does, and with calling small operators from Python.
+# the threads for each loop, as `prange` does, and with calling small operators from Python. (The least of
+# several runs counts, and a thread that comes late leaves its tasks to the others. So read the first
+# number as a lower bound.)
 
 # %%
 from minigen.kernels.cpu.step import run_layers
@@ -976,7 +984,7 @@ measured(f"so the phases of a step, at most {num_phases}, cost", 1e3 * num_phase
 # %% [markdown]
 # **How many threads, and where?** More threads than cores only wait for each other. Fewer can be as
 # fast, since a few cores already use up the memory's bandwidth; try `--threads`. Two hardware
-# threads of one core share its registers and caches, so for these kernels count cores. The
+# threads of one core share its arithmetic units and caches, so for these kernels count cores. The
 # operating system may move a thread to another core, which costs what its caches held. **Pinning**
 # a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program
 # to eight hardware threads (on some machines four cores), among which its threads may still move. A
@@ -1018,7 +1026,7 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 # %%
 from minigen.kernels.cpu.compile import compile_step
 
-compile_step("bfloat16")
+compile_step("bfloat16")  # else it would run layer by layer in torch, and not be on the line
 others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
 others["int4"] = in_int4
 rounds = [
@@ -1069,10 +1077,10 @@ for form, each in shares.items():
 misfit = max(abs(each.rest) for each in shares.values())
 lowest, highest = min(c for _, c in fits), max(c for _, c in fits)
 unreached = all(0 < each < 0.95 * bandwidth for each, _ in fits)
-unreached &= shares["bfloat16"].slower > misfit
+unreached &= shares["bfloat16"].slower > misfit and lowest > -misfit
 print(f"\nbandwidth is not reached: ⟨{'clear' if unreached else 'not clear'}⟩")
 print(f"there is a constant part: ⟨{'clear' if lowest > misfit else 'not clear'}⟩, ", end="")
-print(f"at most {mark(1e3 * max(0, highest + misfit), 'ms')}")
+print(f"at most {mark(1e3 * (max(0, highest) + misfit), 'ms')}")
 rising = all(each > 0 for each, _ in fits)
 print(
     f"more bytes took more time: ⟨{'yes' if rising else 'no, so measure again on a quiet machine'}⟩"
@@ -1085,9 +1093,11 @@ print(
 # this **misfit** can be trusted.
 #
 # The last lines are this machine's verdict. That bandwidth is not reached is clear if $R$ is below
-# 95 % of $B$ in all fits, and what it costs bfloat16 is more than the largest misfit. A constant part
-# is clear if its lower bound is larger than the misfit. Otherwise only an upper bound can be said,
-# which is the largest $c$ plus the misfit.
+# 95 % of $B$ in all fits, and what it costs bfloat16 is more than the largest misfit. If a fit puts $c$
+# further below zero than the misfit, the line does not fit this machine's times, and nothing is clear: a
+# cache helped the small forms, or a measurement was disturbed. A constant part is clear if its lower
+# bound is larger than the misfit. Otherwise only an upper bound can be said, which is the largest $c$ (0
+# if that is negative) plus the misfit.
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have two usual causes: a large cache
 # kept a part of the weights, or another program disturbed one of the measurements. float32 is not
@@ -1143,11 +1153,13 @@ print(laid_out.generate("The old lighthouse", SamplingParams(temperature=0, max_
 #
 # Statements that one often reads about low precision, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 to_int4 = speeds["int4"] / speeds["bfloat16"]
 fewer = {form: form_bytes["bfloat16"] / form_bytes[form] for form in form_bytes}
 bits = 8 * form_bytes["int4"] / shape.multiplied
 kv_cost, kv_margin = costs["int4, KV int8"]
+between = 8 * shape.hidden * shape.layers  # float32, written once and read once per layer
+saved = 1 + between / form_bytes["int4"]
 verdicts(
     "34",
     Claim(
@@ -1155,7 +1167,7 @@ verdicts(
         f"bfloat16 to int4: bytes allow {fewer['int4']:.2f}x, measured {mark(to_int4)}x, one token at a "
         "time; the claim's bounds are ± 10 %",
         within(to_int4 / fewer["int4"], 0.9, 1.1),
-        "bytes give the bound; bandwidth not reached, a constant part and instructions decide the rest",
+        "bytes give the bound; how near each form comes to its own bound decides the rest",
         measured=True,
     ),
     Claim(
@@ -1177,6 +1189,13 @@ verdicts(
         f"the bytes allow {1 / fewer['float32']:.1f}x",
         within(1 / fewer["float32"], 9, 11),
         "a larger ratio, as float32 and bfloat16 above, compares two programs and not two precisions",
+    ),
+    Claim(
+        "One kernel for 80 layers saves 80 times the traffic",
+        f"a token reads {form_bytes['int4'] / 1e6:.0f} MB of weights in int4 either way; between the "
+        f"{shape.layers} layers pass {between / 1e6:.2f} MB: at most {saved:.3f} times",
+        within(saved, 0.9 * shape.layers, 1.1 * shape.layers),
+        "weights are nearly all of the bytes; fewer starts and waits are what one function gains",
     ),
     Claim(
         "INT8 costs 1 to 3 % of quality",
@@ -1263,7 +1282,8 @@ verdicts(
 #   the columns whose inputs are large. [LLM.int8()](https://arxiv.org/abs/2208.07339) keeps outlier
 #   columns of the inputs in 16 bits. vLLM, SGLang and TensorRT-LLM run files that GPTQ and AWQ
 #   made. llama.cpp's [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the
-#   scales, too.
+#   scales, too. [EXL2](https://github.com/turboderp-org/exllamav2), ExLlamaV2's format, gives each matrix
+#   its own number of bits, chosen by measured errors, so that a file reaches a wanted mean.
 # - The KV cache can go below 8 bits: [KIVI](https://arxiv.org/abs/2402.02750) stores keys with
 #   scales per channel (a number of the head, over many tokens) and values with scales per token, in 2 bits.
 # - On GPUs, **ExLlamaV2**, [Marlin](https://github.com/IST-DASLab/marlin) (in vLLM) and

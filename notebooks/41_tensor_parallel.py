@@ -127,8 +127,9 @@ chapter_map("several devices", "collectives", "weights")
 # One token of the model in float32 on this machine, and what the same machine would need for one
 # token of a model with 70 billion weights.
 #
-# Predict: how long, if reading the weights is all that counts? Replace `None`. And would it fit?
-# (Numbers in ⟨ ⟩ are measured on this machine, so yours will differ.)
+# Predict: how long, if its weights are read at the rate of this float32 step? (Chapter 34 measured this
+# step: it is far slower than memory.) Replace `None`. And would it fit? (Numbers in ⟨ ⟩ are measured on
+# this machine, so yours will differ.)
 
 # %%
 guess_70b = predict("Seconds per token of a 70B model in bfloat16 here?", None, within=3)
@@ -323,11 +324,13 @@ guess_ranks = predict("How many ranks at most?", None)
 # %% [markdown]
 # ## Who holds what
 #
-# Choose a model and a number of ranks. A column of the picture is a rank, and time runs downwards.
-# Blue is cut by columns, pale blue by rows. The shape at the left is that of one rank's share as
-# stored, [outputs, inputs]. An orange bar is a message that all ranks wait for, with the shape of
-# what each rank sends; "tokens" is the number of tokens in the step, "rows" the number of those whose
-# logits are needed.
+# Choose a model and a number of ranks. (If the model cannot be cut so, a sentence says why, and the
+# picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by columns, pale
+# blue by rows. (The embedding is an exception: its stored rows are dealt out as in a column split, but
+# they are its inputs, the tokens. So its results must be summed, as after a row split.) The shape at the
+# left is that of one rank's share as stored, [outputs, inputs]. An orange bar is a message that all ranks
+# wait for, with the shape of what each rank sends; "tokens" is the number of tokens in the step, "rows"
+# the number of those whose logits are needed.
 
 
 # %%
@@ -469,9 +472,10 @@ picture(
 
 # %% [markdown]
 # Time runs to the right, and each lane is a kind of message. Rank 0 owns the scheduler and decides
-# which requests run; two broadcasts tell the others. The embedding's all-reduce is a sum, too: one
-# rank has the token's vector, the others add zeros. The all-gather at the end puts the
-# [logits](../docs/glossary.md#logits) side by side, for rank 0 to sample from.
+# which requests run; two broadcasts tell the others: the first one the sizes, the second one the numbers.
+# The embedding's all-reduce is a sum, too: one rank has the token's vector, the others add zeros. The
+# all-gather at the end puts the [logits](../docs/glossary.md#logits) side by side, for rank 0 to sample
+# from.
 #
 # A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce
 # ends only after the slowest rank has come. The solid end of a bar is as long as the shortest message
@@ -509,7 +513,8 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
 # little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
 # and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes 2
-# turns on two ranks, and 4 on three.
+# turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so its
+# latency grows.)
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -608,12 +613,12 @@ def choose_all_reduce(
 
 
 # %% [markdown]
-# The table below compares three connections, for a token of Llama-3-70B (16 kB) and for a prompt of
-# 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over Ethernet: eight machines with a card
-# each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is the bus by which cards
-# are plugged into a machine. **Ethernet** connects machines. What is connected to what, and how fast, is
-# called the **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight
-# cards.
+# The table below compares four connections, for a token of Llama-3-70B (16 kB) and for a prompt of
+# 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over InfiniBand and Ethernet: eight
+# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is the
+# bus by which cards are plugged into a machine. **Ethernet** connects machines, and **InfiniBand** is a
+# faster network for the machines of a data centre. What is connected to what, and how fast, is called the
+# **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight cards.
 
 # %%
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
@@ -625,13 +630,13 @@ picture(
 )
 tokens, ranks = 2048, (1, 2, 4, 8)
 message = 2 * big.hidden  # bytes of one token's vector in bfloat16
-print("µs on 8 ranks               bytes        ring        tree   taken")
+print("µs on 8 ranks                 bytes        ring        tree   taken")
 for name, link in LINKS.items():
     for num_bytes in (message, tokens * message):
         ways = 1e6 * link.ring_seconds(num_bytes, 8), 1e6 * link.tree_seconds(num_bytes, 8)
         taken, seconds = my_choice(num_bytes, 8, link.latency, link.bandwidth)
         assert abs(1e6 * seconds - min(ways)) < 1e-6 * min(ways)
-        print(f"{name:<20} {num_bytes:>12,} {ways[0]:>11,.1f} {ways[1]:>11,.1f}   {taken}")
+        print(f"{name:<22} {num_bytes:>12,} {ways[0]:>11,.1f} {ways[1]:>11,.1f}   {taken}")
 
 # %% [markdown]
 # Each line is a link and a message size. A token's message takes the tree on every link, because
@@ -639,13 +644,14 @@ for name, link in LINKS.items():
 #
 # Where do $\alpha$ and $\beta$ come from? The bandwidths are those of data sheets:
 # [an H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
-# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; 25 Gbit/s are 25 / 8 =
-# 3.1 GB/s. The latencies are assumptions. 2 and 5 µs lie in the range of the constants by which
-# [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.6
-# to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more; we take
-# 30 µs, since a message over TCP, the usual protocol of networks, passes the operating systems of two
-# machines. Nothing here was
-# measured on such links.
+# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s are
+# 400 / 8 = 50 GB/s, for each card; 25 Gbit/s are 25 / 8 = 3.1 GB/s. The latencies are assumptions. 2 and
+# 5 µs lie in the range of the constants by which [NCCL
+# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.6 to 3.4 µs
+# for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more: we take 5 µs for
+# InfiniBand, whose cards write into the other machine's memory themselves, and 30 µs for Ethernet, since
+# a message over TCP, the usual protocol of networks, passes the operating systems of two machines.
+# Nothing here was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -663,7 +669,7 @@ for name, link in LINKS.items():
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $S(n)$ | how many times as fast $n$ ranks are as one | `allowed(...)[n]` |
-# | $t_1$ | seconds of a step on one device, without messages (chapter 17) | `alone` |
+# | $t_1$ | seconds of a step on one device, without messages (chapter 17), in a context of 1,024 tokens | `alone` |
 # | $t(n, m)$ | seconds of one all-reduce | `Link.all_reduce_seconds` |
 # | $L$, $H$ | layers, numbers in a token's vector | `shape.layers`, `shape.hidden` |
 # | $b$ | tokens in the step; 2 bytes is bfloat16 | `batch` |
@@ -685,7 +691,8 @@ def gain(model, card, at_once):
 explore(
     gain,
     "Decode steps on several cards, by the cost model: how many times as fast as one card, against "
-    "the number of ranks, for three links. The grey line is what it would be without messages.",
+    "the number of ranks, for four links, whether or not such a card can be bought with them. "
+    "The grey line is what it would be without messages.",
     "41.7",
     model=["Llama-3-70B", *(name for name in SHAPES if name != "Llama-3-70B")],
     card=list(MACHINES),
@@ -698,24 +705,24 @@ num_sums = 2 * big.layers + 1
 work, _ = split_step_seconds(big, h100, LINKS["NVLink 4"], 8, 1, 1024)
 alone, _ = split_step_seconds(big, h100, LINKS["NVLink 4"], 1, 1, 1024)
 print(f"one card: {1e3 * alone:.1f} ms; an eighth of it: {1e3 * work:.1f} ms; {num_sums} messages")
-print("\n8 ranks, one token     all ring    all tree")
+print("\n8 ranks, one token       all ring    all tree")
 for name, link in LINKS.items():
     ways = link.ring_seconds(message, 8), link.tree_seconds(message, 8)
-    print(f"{name:<20}" + "".join(f"{alone / (work + num_sums * t):>11.2f}x" for t in ways))
-print("\nthe faster way        2 ranks   4 ranks   8 ranks    8 ranks, a prompt of 2,048")
+    print(f"{name:<22}" + "".join(f"{alone / (work + num_sums * t):>11.2f}x" for t in ways))
+print("\nthe faster way          2 ranks   4 ranks   8 ranks    8 ranks, a prompt of 2,048")
 for name, link in LINKS.items():
     sums = num_sums * link.all_reduce_seconds(tokens * message, 8)
     found = "".join(f"{gains[name][each]:>9.1f}x" for each in ranks[1:])
-    print(f"{name:<20}{found} {of_prompt / (of_prompt / 8 + sums):>20.1f}x")
+    print(f"{name:<22}{found} {of_prompt / (of_prompt / 8 + sums):>20.1f}x")
 guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
 # By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
 # takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest,
 # and the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up even
-# decides whether 8 ranks are faster or slower than one. For a long prompt Ethernet is far slower than
-# one card, because every message carries 34 MB. So tensor parallelism lives inside a node, where
-# links are fast.
+# decides whether 8 ranks are faster or slower than one. For a long prompt every message carries 34 MB:
+# there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor parallelism
+# lives inside a node, where NVLink is.
 #
 # ## Other ways to cut
 #
@@ -764,7 +771,7 @@ guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a s
 # | pipeline | layers, the KV cache by layers | none inside a stage; one transfer to the next stage | $b \cdot H \cdot 2$ | the model does not fit into a node, or links are slow |
 # | data | requests | none in a dense model | | one copy fits, and there are more requests than it serves |
 # | context | tokens of a sequence, the KV cache by tokens | attention's: keys and values, or partial results | grows with the tokens (prefill) or heads (decode) | contexts are very long |
-# | expert | experts | 2 all-to-alls | the tokens' vectors, once for each of their experts | a mixture of experts has many experts |
+# | expert | experts | 2 all-to-alls, there and back | the tokens' vectors, once for each of their experts | a mixture of experts has many experts |
 #
 # $b$ is the number of tokens in the step. The cuts can be combined: tensor parallel inside a node and
 # pipeline parallel between nodes is
@@ -842,10 +849,13 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
 # needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a step of all 64
 # takes hardly less than on one card, because every stage reads its weights 8 times, once per micro-batch.
-# It gains memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256 tokens, it is
-# several times as fast as one card over *either* link, since a chunk is sent only once per stage instead
-# of twice per layer. (The chunks' attention to earlier chunks is left out.) So over slow links a pipeline
-# pays, and tensor parallelism does not.
+# (This column has no bubble: in decode a micro-batch enters stage 0 with its next token as soon as it
+# leaves the last stage, so with as many micro-batches as stages none idles after the start.) It gains
+# memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256 tokens, it is several
+# times as fast as one card over *either* link, since a chunk is sent only once per stage instead of twice
+# per layer. (The chunks' attention to earlier chunks is left out. The first two columns count eight
+# transfers: seven between stages, and one back to stage 0. The claim at the end counts the seven.) So
+# over slow links a pipeline pays, and tensor parallelism does not.
 #
 # ## The measurement again
 #
@@ -877,8 +887,9 @@ parts_of_three = {
 }
 picture(
     step_parts({"one process": {"computing": alone_seconds}, "three processes": parts_of_three}),
-    "A step of one process, and of three on the same cores. Computing: outside all messages. "
-    "Moving: what the all-reduces take by the line of Figure 41.4. Waiting: the rest of the messages.",
+    "A step of one process, and of three on the same cores. Computing: outside the all-reduces. "
+    "Moving: what the all-reduces take by the line of Figure 41.4. Waiting: the rest of the "
+    "all-reduces.",
     number="41.10",
 )
 measured("rank 0 was outside its all-reduces for", 1e3 * parts_of_three["computing"], "ms")
@@ -916,7 +927,8 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 #
 # 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
 #    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
-#    the ranks share both.
+#    the ranks share both. (The step's time, and the time inside all-reduces, are each the second
+#    smallest of twelve steps, which other programs disturbed least.)
 # 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
 #    which was measured with ranks that did nothing else.
 # 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
@@ -941,8 +953,10 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 #
 # ## Your turn: cut a model
 #
-# Cut a checkpoint by the plan, then run a whole layer as one rank does. The equation for the second
-# exercise, for a layer with input $x$:
+# Cut a checkpoint by the plan: `span(config, axis, rank, num_ranks)` is the rank's range of an axis,
+# `tensor.rows(start, stop)` and `tensor.columns(start, stop)` cut what is stored, and a module that the
+# plan does not name stays whole. Then run a whole layer as one rank does, beginning with chapter 15's
+# `run_layer`. The equation for the second exercise, for a layer with input $x$:
 #
 # $$x' = x + \sum_r \mathrm{Attention}_r\big(\mathrm{norm}(x)\big), \qquad
 # x'' = x' + \sum_r \mathrm{FFN}_r\big(\mathrm{norm}(x')\big)$$
@@ -1075,7 +1089,10 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 #
 # `agreed_blocks` says how many blocks the pools have. Each rank calls it. It looks right, and is not.
 # Pin it by a test, then mend it, here in this cell. This matters in practice: vLLM takes the least
-# number of blocks that any of its workers can have, SGLang the least free memory of all ranks.
+# number of blocks that any of its workers can have
+# ([`kv_cache_utils.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py)),
+# SGLang the least free memory of all ranks
+# ([`utils/common.py`](https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/utils/common.py)).
 
 # %%
 # hunt: minigen_course.ch41_tensor_parallel.hunt
@@ -1126,19 +1143,21 @@ print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.s
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
 # computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the
-# same requests, and one returns on one rank only, which has one block more. Now their messages have
-# different sizes. In this simulation both wait for ever; a real library may also stop with an error. The
-# five others are worse off: there the sizes happen to be the same (batches are filled up, here to
-# multiples of 8, as engines do; pale boxes compute several tokens), and sums are made of numbers that
-# belong to different requests. There no rank gets an error: an all-reduce does not know whose numbers it
-# adds. (Once your `agreed_blocks` is mended, the picture shows what should be.)
+# same requests, and one returns on one rank only, which has one block more. (An empty place is a request
+# that is done, as request 0 after its 12 tokens, or preempted. One that returns computes all again:
+# request 1 its prompt of 3 and its 10 tokens.) Now their messages have different sizes. In this
+# simulation both wait for ever; a real library may also stop with an error. The five others are worse
+# off: there the sizes happen to be the same (batches are filled up, here to multiples of 8, as engines
+# do; pale boxes compute several tokens), and sums are made of numbers that belong to different requests.
+# There no rank gets an error: an all-reduce does not know whose numbers it adds. (Once your
+# `agreed_blocks` is mended, the picture shows what should be.)
 #
 # ## Claims
 #
 # What papers and guides say, beside what this notebook found. The outcomes are computed from the
 # numbers.
 
-# %%
+# %% jupyter={"source_hidden": true}
 nvlink = LINKS["NVLink 4"]
 of_latency = nvlink.all_reduce_seconds(0, 8) / nvlink.all_reduce_seconds(message, 8)
 own_heads = len(span(whole.config, "kv_heads", 0, 3)) // whole.config.head_dim

@@ -134,7 +134,8 @@ measured("the whole answer, after", whole_after, "s")
 guess_ratio.compare(whole_after / first_after, "times", measured=True)
 
 # %% [markdown]
-# The work is the same. Only the waiting differs: a person reads while the engine writes the rest.
+# The work is the same. Only the waiting differs: a person reads while the engine writes the rest. (This
+# prompt was in the prefix cache. With a new one the first word comes later, and the ratio is smaller.)
 # The time to the first word has a name, [time to first token
 # (TTFT)](../docs/glossary.md#time-to-first-token-ttft).
 #
@@ -165,9 +166,10 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # and one only says that the server lives. Most servers have such a `/health`, because their
 # monitoring looks at it every few seconds.
 #
-# How long does a look at `/health` take while the server is idle, and how long while it writes an
-# answer? One client makes all looks, over one connection that is open already, so that the times
-# are the server's. (Making a new client for each look would cost more time than the look.)
+# `LocalServer` runs such an app on a port of this machine, in a thread of the notebook. How long does a
+# look at `/health` take while the server is idle, and how long while it writes an answer? One client
+# makes all looks, over one connection that is open already, so that the times are the server's. (Making a
+# new client for each look would cost more time than the look.)
 
 # %%
 naive = FastAPI()
@@ -294,8 +296,8 @@ picture(
 # ([`EngineThread`](../docs/glossary.md#engine-thread), chapter 25). The event loop keeps another
 # thread. The two exchange data through queues, in which neither waits for the other:
 #
-# - The loop puts commands into the engine's queue: "add this request", "abort that one". The engine
-#   takes them between two steps.
+# - The loop puts commands into the engine's queue: "add this request", "abort that one"
+#   (`dispatcher.submit` and `dispatcher.abort` below). The engine takes them between two steps.
 # - The engine tells of each token by calling a function that we give it. That function runs in the
 #   engine's thread, so it must be fast and must not touch the loop's own data. It only calls
 #   `loop.call_soon_threadsafe`, the one function of a loop that other threads may call: it leaves a
@@ -343,7 +345,9 @@ print(*pieces, sep="\n")
 # coroutine waits, and the loop serves others. The command waits for the end of the current step. In
 # the engine the request waits for a place in the batch and for free blocks (chapter 24). Each step
 # then brings a token. It waits in the outbox (the engine's queue for the loop; more below) until the loop
-# runs, becomes an event, and the client reads it. The arrow back is the next step.
+# runs, becomes an event, and the client reads it. The arrow back is the next step. (The figure is of the
+# package's server, whose engine thread also turns tokens into text. In the small servers below, the loop
+# does it.)
 #
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
@@ -557,7 +561,9 @@ for clients, per_event in tokens_per_event.items():
 # them? Waking costs system calls (requests to the operating system), and the woken thread competes
 # with the engine's for the GIL. `my_tokens_of` wakes the loop once per token. The package's
 # `Dispatcher` collects the events of all streams in one outbox, and asks the loop once to empty it.
-# `EngineThread` takes the loop's function for that as its second argument.
+# `EngineThread` takes the loop's function for that as its second argument. (A coroutine that the loop
+# runs by itself is a **task**, which can be cancelled; `asyncio.gather` makes a task of each of several
+# coroutines, and waits for all. `lesson.tokens_of` is `my_tokens_of`, and also handles errors.)
 #
 # Predict: eight streams of 24 tokens are 192 tokens. How often is the loop woken, if it is woken
 # once per step?
@@ -706,16 +712,19 @@ assert max(made["small, gives up"], made["minigen serve"]) < 120
 # The amber part of the long bar is work for no one. The other two servers stop almost at once.
 #
 # How does a server learn that its client has gone? The client closes its socket. The operating
-# system tells the server's event loop. The web framework's streaming response then cancels the coroutine
-# that writes, or its next `send` fails. (minigen's own server waits for the news itself, in a second
-# coroutine.) Each raises an exception at the coroutine's `await` or at the generator's `yield`, and its
-# `finally` blocks run. That is the place to abort the request. A step that is under way cannot be
-# stopped, so a token or two may still be made.
+# system tells the server's event loop. (A client that loses its network closes nothing; only a time-out
+# ends its request.) The web framework's streaming response then cancels the coroutine that writes. With
+# some other servers its next `send` (what writes to the client) fails instead; uvicorn, used here, drops
+# what is sent. (minigen's own server waits for the news itself, in a second coroutine.) The exception
+# comes where the coroutine waits: at the generator's `await`, or outside it where it sends; then Python
+# closes the generator, which raises at its `yield`. Its `finally` blocks run. That is the place to abort
+# the request. A step that is under way cannot be stopped, so a token or two may still be made.
 #
 # ## Your turn: write the events
 #
-# Now write what turns tokens into events, and gives up when the client has gone. For the tokens
-# `(b"A", None)` and `(b" owl", "stop")` the events are
+# Now write what turns tokens into events, and gives up when the client has gone. (If the answer ends
+# within a character, its bytes are shown as `�`.) For the tokens `(b"A", None)` and `(b" owl", "stop")`
+# the events are
 #
 # | event | delta | finish reason |
 # |---|---|---|
@@ -797,7 +806,8 @@ reveal(51, chat_events=mine)
 # wrong key, and one with the right key takes longer than is allowed. This last error occurs in the
 # middle of a stream: status 200 has already been sent, so the error must be an event. The limits,
 # the keys and the time-outs are **middleware**: rings around the app that know no model. The
-# printed text at the end is their module's own (ASGI is explained below it).
+# printed text at the end is their module's own (ASGI is explained below it; CORS are rules by which a
+# browser decides what a page may read from another site, and in some cases it asks first: a *preflight*).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -838,8 +848,10 @@ print("\n" + stack.__doc__)
 # a server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
 # dictionary that describes the request. `await receive()` brings the body or the news that the
 # client has gone. `await send(message)` sends the status and headers, and later the pieces of the
-# body. The call returns when the response is complete. Middleware is an app that calls another app. Yours
-# is a class, so its instances are such functions by `async def __call__(self, scope, receive, send)`.
+# body. The call returns when the response is complete. A response of Starlette is an app, too, so a
+# refusal is `await JSONResponse(content, 429, headers)(scope, receive, send)` (from
+# `starlette.responses`). Middleware is an app that calls another app. Yours is a class, so its instances
+# are such functions by `async def __call__(self, scope, receive, send)`.
 #
 # With `max_running=1` and `max_waiting=1`, and a request that runs for 3 seconds:
 #
@@ -954,7 +966,7 @@ guess_cold.compare(cold / warm, "times", measured=True)
 # Parts of the engine can be taken from a file: `--scheduler`, `--allocator`, `--prefix-cache`,
 # `--sampler`. Put your scheduler of chapter 24 into one, and serve it. Here is a policy in four
 # lines: the request with the shortest prompt goes first. There is one place in the batch. The
-# request `seated` takes it; then a `long` prompt comes, then a `short` one.
+# request `first` takes it; then a `long` prompt comes, then a `short` one.
 #
 # Predict: which of the last two is answered first?
 
@@ -970,7 +982,7 @@ class ShortestFirst(ContinuousScheduler):
         sequence.priority = len(sequence.prompt_ids)
         super().add(sequence)
 """
-names = ("seated", "long", "short")
+names = ("first", "long", "short")
 texts = ("Owls are", "There was an owl in the old tree. " * 8, "Tea is")
 load = [Planned(at, text, n) for at, text, n in zip((0, 0.1, 0.2), texts, (150, 8, 8), strict=True)]
 
@@ -1061,7 +1073,7 @@ measured("share", 100 * share, "%")
 #
 # What guides say, beside what this notebook found. The outcomes are computed from the numbers.
 
-# %%
+# %% jupyter={"source_hidden": true}
 verdicts(
     "51",
     Claim(
@@ -1141,8 +1153,8 @@ verdicts(
 # <details><summary>1. A colleague writes `async def answer(...)` and calls
 # `await asyncio.to_thread(llm.generate, ...)` in it, with a lock. `/health` is fast. What is still
 # wrong?</summary>
-# Each call of `generate` is a batch of its own, and the lock runs them one after the other. Ten clients
-# wait for ten whole answers. One engine thread would compute one token for all ten in each
+# Each call of `generate` is a batch of its own, and the lock runs them one after the other. The last of
+# ten clients waits for ten whole answers. One engine thread would compute one token for all ten in each
 # step.</details>
 #
 # <details><summary>2. A client sees 20 events with text, and the usage says 24 tokens. Nothing was lost.
@@ -1154,10 +1166,9 @@ verdicts(
 # refused. What is its `Retry-After`, by the chapter's formula? What makes the estimate wrong?</summary>
 # (7 + 1) · 6 / 4 = 12 seconds. It is wrong if answers are much longer or shorter than the average, if
 # waiting clients leave, or if the load, and with it the time of a request, changes.</details>
-#
 # ## What the production engines do beyond this
 #
-# At the time of writing:
+# At the time of writing ([chapter 52](52_slo.ipynb) says which engine fits when):
 #
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/arch_overview/)** runs the API server and the
 #   engine in processes of their own, with messages over ZeroMQ (a library for sockets) between
@@ -1165,15 +1176,15 @@ verdicts(
 #   servers before one model (`--api-server-count`).
 # - **[SGLang](https://docs.sglang.io/)** has three: the server with its tokenizer, the scheduler,
 #   and a detokenizer that turns tokens into text. `--max-queued-requests` is its admission limit.
-# - **[TGI](https://github.com/huggingface/text-generation-inference)** has its router in Rust: it
-#   queues, checks and batches, and calls the Python that runs the model.
+# - **[TGI](https://github.com/huggingface/text-generation-inference)** (archived since March 2026) has
+#   its router in Rust: it queues, checks and batches, and calls the Python that runs the model.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/server)** has server and
 #   engine in one C++ program. HTTP threads put tasks into a queue, and one loop steps all of them
 #   in one batch.
 # - **[Ollama](https://docs.ollama.com/api)** starts a process for each loaded model behind a server
 #   in Go. It queues requests up to `OLLAMA_MAX_QUEUE`, and refuses more with status 503.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind
-#   Triton Inference Server.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind NVIDIA's
+#   Triton Inference Server (not the Triton of chapter 31).
 # - In large installations a gateway stands before several engines. It checks keys and quotas,
 #   retries, and prefers the engine that has the beginning of a prompt in its [prefix
 #   cache](../docs/glossary.md#prefix-caching).

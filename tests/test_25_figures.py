@@ -56,12 +56,11 @@ def test_an_engine_with_another_owner_is_not_stepped(tiny_directory: Path) -> No
         answers_by_loop(llm, StepLoop, TEXTS, GREEDY)
 
 
-def test_a_ladder_shows_each_rung_as_a_multiple_of_the_first() -> None:
-    (axes,) = ladder({"slow": 10.0, "fast": 140.0}).axes
-    assert [bar.get_width() for bar in axes.patches] == [10, 140]
+def test_a_ladder_shows_each_rung_as_a_multiple_of_the_baseline() -> None:
+    (axes,) = ladder({"none": 2.5, "slow": 10.0, "fast": 140.0}, "slow").axes
+    assert [bar.get_width() for bar in axes.patches] == [2.5, 10, 140]
     assert [text.get_text().strip() for text in axes.texts] == [
-        "10 (1.0 times the first)",
-        "140 (14.0 times the first)",
+        *("2 (0.25 times the baseline)", "10 (the baseline)", "140 (14 times the baseline)"),
     ]
 
 

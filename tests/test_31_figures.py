@@ -4,6 +4,7 @@ from minigen_course.ch31_triton.figures import (
     draw_programs,
     fused_bytes,
     lanes_in_use,
+    launch_gaps,
     machine_map,
     occupancy_map,
     sector_map,
@@ -130,3 +131,13 @@ def test_each_thread_of_a_block_has_its_lanes() -> None:
     assert "warp 3\n768 to 1,023" in texts
     assert sum(text.startswith("lane ") for text in texts) == 8
     assert "8 lanes for each thread" in made.axes[0].get_title(loc="left")
+
+
+def test_a_graph_closes_the_gaps_between_short_kernels() -> None:
+    apart, together = launch_gaps(8, 2, num_kernels=10).axes
+    assert apart.get_title(loc="left").startswith(
+        "launched one by one: 82 µs, the GPU idles for 76%"
+    )
+    assert together.get_title(loc="left").startswith("launched as one graph: 34 µs")
+    long, _ = launch_gaps(4, 20, num_kernels=10).axes
+    assert "204 µs, the GPU idles for 2%" in long.get_title(loc="left")

@@ -200,10 +200,15 @@ def test_a_groups_products_are_labelled_with_their_shapes() -> None:
 
 def test_merged_splits_give_softmax_over_all_tokens() -> None:
     scores, values = torch.tensor([3.0, 1.0, 5.0, 5.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
-    _, parts, merged = split_merge(scores, values, [(0, 2), (2, 4)]).axes
-    assert {each.get_text() for each in parts.texts} == {"1.25", "15", "2", "70"}
+    _, sums, mixes, merged, both = split_merge(scores, values, [(0, 2), (2, 4)]).axes
+    assert [each.get_text() for axes in (sums, mixes) for each in axes.texts] == [
+        *("1.25", "2", "15", "70"),
+    ]
+    assert [each.get_text() for axes in (merged, both) for each in axes.texts] == [
+        *("2.3125", "73.75"),
+    ]
     weights = torch.exp2(scores) / torch.exp2(scores).sum()
-    assert merged.get_title(loc="left").endswith(f"o / l = {float(weights @ values):.4g}")
+    assert merged.get_title(loc="left").endswith(f"Õ / l = {float(weights @ values):.4g}")
 
 
 def test_the_best_number_of_splits_follows_the_time_of_a_tile() -> None:

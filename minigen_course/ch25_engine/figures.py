@@ -8,15 +8,14 @@ from matplotlib.patches import Rectangle
 from minigen_course.figures.style import BLUE, CYCLE, FAINT, INK, PALE, QUIET, arrow, figure, title
 
 
-def ladder(rates: Mapping[str, float]) -> Figure:
-    """Draw the tokens per second of each way of serving, and the factor over the first one."""
+def ladder(rates: Mapping[str, float], baseline: str) -> Figure:
+    """Draw the tokens per second of each way of serving, and the factor over the baseline's."""
     made, axes = figure(8.5, 0.42 * len(rates) + 1.0)
-    first = next(iter(rates.values()))
+    one = rates[baseline]
     axes.barh(range(len(rates)), list(rates.values()), 0.6, color=BLUE)
     for row, rate in enumerate(rates.values()):
-        axes.text(
-            rate, row, f"  {rate:.0f} ({rate / first:.1f} times the first)", va="center", color=INK
-        )
+        times = "the baseline" if rate == one else f"{rate / one:.2g} times the baseline"
+        axes.text(rate, row, f"  {rate:.0f} ({times})", va="center", color=INK)
     axes.set_yticks(range(len(rates)), list(rates))
     axes.invert_yaxis()
     axes.set(xlabel="output tokens per second", xlim=(0, 1.45 * max(rates.values())))

@@ -340,3 +340,35 @@ def occupancy_map(programs: Mapping[str, tuple[int, int, int]]) -> Figure:
         f"with {min(warps)} to {max(warps)} warps",
     )
     return made
+
+
+GRAPH_US, BETWEEN_US = 5.0, 1.0  # to launch a whole graph, and between two of its kernels
+
+
+def launch_gaps(launch_us: float, kernel_us: float, num_kernels: int = 24) -> Figure:
+    """Draw the CPU's launches above the GPU's kernels over time, one by one and as a CUDA graph.
+
+    A kernel starts when it has been launched and the kernel before it has ended. `GRAPH_US` and
+    `BETWEEN_US`, like the arguments, are assumptions in microseconds.
+    """
+    launches = {
+        "launched one by one": [(launch_us * each, launch_us) for each in range(num_kernels)],
+        "launched as one graph": [(0.0, GRAPH_US)],
+    }
+    made, grid = figure(9.4, 3.6, nrows=2, sharex=True)
+    for axes, (name, of_cpu) in zip(grid, launches.items(), strict=True):
+        of_gpu = list[tuple[float, float]]()
+        for number in range(num_kernels):
+            launched = sum(of_cpu[min(number, len(of_cpu) - 1)])
+            free = sum(of_gpu[-1]) if of_gpu else 0.0
+            free += BETWEEN_US if len(of_cpu) == 1 and of_gpu else 0.0
+            of_gpu.append((max(launched, free), kernel_us))
+        for row, (spans, colour) in enumerate(((of_cpu, AMBER), (of_gpu, BLUE))):
+            axes.broken_barh(spans, (row - 0.35, 0.7), color=colour, edgecolor="white")
+        axes.set_yticks([0, 1], ["CPU launches", "GPU computes"])
+        axes.invert_yaxis()
+        end = sum(of_gpu[-1])
+        idle = 1 - num_kernels * kernel_us / end
+        title(axes, f"{name}: {end:.0f} µs, the GPU idles for {idle:.0%} of that")
+    grid[-1].set(xlabel="microseconds, modelled", xlim=(0, None))
+    return made

@@ -340,7 +340,7 @@ def split_merge(scores: Tensor, values: Tensor, bounds: Sequence[tuple[int, int]
 
     `scores` and `values` are one number for each token. Weights are powers of two.
     """
-    made, (left, middle, right) = figure(12, 3.4, ncols=3, width_ratios=(3, 3, 3))
+    made, (left, *parts) = figure(12, 3.4, ncols=5, width_ratios=(3, 1.4, 1.4, 1.4, 1.4))
     maxima = [float(scores[begin:end].max()) for begin, end in bounds]
     highest = max(maxima)
     rows = []
@@ -351,28 +351,22 @@ def split_merge(scores: Tensor, values: Tensor, bounds: Sequence[tuple[int, int]
         rows.append((float(weights.sum()), float(weights @ values[begin:end]), maximum, colour))
     left.set(xlabel="token", ylabel="score s", xticks=range(len(scores)))
     title(left, "Each split finds its own maximum m")
-    bottoms = [0.0, 0.0]
+    merged = [0.0, 0.0]
     for number, (total, mix, maximum, colour) in enumerate(rows):
         factor = 2 ** (maximum - highest)
-        for axes, kept, scale in ((middle, False, 1.0), (right, True, factor)):
-            heights = (total * scale, mix * scale)
-            for place, height in enumerate(heights):
-                x = place + (0 if kept else 0.25 * (number - (len(rows) - 1) / 2))
-                bottom = bottoms[place] if kept else 0.0
-                axes.bar(x, height, width=0.5 if kept else 0.22, bottom=bottom, color=colour)
-                if kept:
-                    bottoms[place] += height
-                else:
-                    axes.text(x, height, f"{height:.4g}", ha="center", va="bottom", fontsize=9)
-    for axes in (middle, right):
-        axes.set_yscale("symlog", linthresh=1)
-        axes.set(xticks=[0, 1], xticklabels=["sum l", "mix o"], ylabel="value (log above 1)")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(0, 400)
-    for place, height in enumerate(bottoms):
-        right.text(place, height, f"{height:.5g}", ha="center", va="bottom", fontsize=9)
-    title(middle, "The parts, each at its own maximum")
-    title(right, f"At the largest maximum {highest:g}: o / l = {bottoms[1] / bottoms[0]:.4g}")
+        for place, part in enumerate((total, mix)):
+            apart, together = parts[place], parts[2 + place]
+            apart.bar(number, part, width=0.7, color=colour)
+            apart.text(number, part, f"{part:.4g}", ha="center", va="bottom", fontsize=9)
+            together.bar(0, factor * part, width=0.7, bottom=merged[place], color=colour)
+            merged[place] += factor * part
+    for axes, name in zip(parts, ("sum $l$", "mix $\\tilde O$") * 2, strict=True):
+        axes.set(xlabel=name, xticks=[])
+        axes.margins(x=0.3, y=0.15)
+    for axes, height in zip(parts[2:], merged, strict=True):
+        axes.text(0, height, f"{height:.5g}", ha="center", va="bottom", fontsize=9)
+    title(parts[0], "The parts, each at its own m")
+    title(parts[2], f"At m = {highest:g}: Õ / l = {merged[1] / merged[0]:.4g}")
     return made
 
 

@@ -375,7 +375,7 @@ def _steps(axes: Axes, numbers: np.ndarray, bits: int, size: int) -> None:
     axes.plot(places, shown, ".", color=INK, markersize=5)
     margin = 0.04 * float(np.ptp(shown)) or 1.0
     axes.set(xlim=(-1, len(shown)), ylim=(shown.min() - margin, shown.max() + margin))
-    axes.set_xlabel("number of the row; dotted: groups, orange: how far it is moved")
+    axes.set_xlabel("place in the row; dotted: groups, orange: how far it is moved")
     axes.set_ylabel("value of the number")
     widest = float(rounded.scales[0, : -(-len(shown) // size)].max())
     title(axes, f"{num_steps} values for each {size} numbers, the widest {widest:.3g} apart")

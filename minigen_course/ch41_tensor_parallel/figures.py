@@ -170,7 +170,7 @@ def message_times(
     axes.set_xlabel("bytes of the tensor (log scale)")
     axes.set_ylabel("µs (log scale)")
     axes.legend(frameon=False, loc="upper left")
-    title(axes, "An all-reduce: small ones cost a turn, large ones their bytes")
+    title(axes, "An all-reduce: small ones cost their turns, large ones their bytes")
     return made
 
 

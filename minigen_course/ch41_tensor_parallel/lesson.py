@@ -254,14 +254,16 @@ class Link:
 
 
 # Bytes in one direction from data sheets. The latencies per turn are assumptions: the first two lie
-# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.6 to 3.4 and 1.0 to 5.7 µs),
-# and 30 µs is the order of a TCP message between two machines. Inside one machine NCCL's tree is a
-# chain; the logarithm is what kernels that read each other's memory can reach.
+# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.6 to 3.4 and 1.0 to 5.7 µs; a
+# network has 2.7 µs and more), and 30 µs is the order of a TCP message between two machines. Inside
+# one machine NCCL's tree is a chain; the logarithm is what kernels that read each other's memory
+# can reach.
 LINKS: dict[str, Link] = {
     each.name: each
     for each in (
         Link("NVLink 4", 2e-6, 450e9),
         Link("PCIe 5 x16", 5e-6, 63e9),
+        Link("InfiniBand 400 Gbit/s", 5e-6, 50e9),
         Link("Ethernet 25 Gbit/s", 30e-6, 3.1e9),
     )
 }
