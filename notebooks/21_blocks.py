@@ -68,13 +68,13 @@ from minigen_course import (
     verdicts,
     within,
 )
+from minigen_course.ch21_blocks import lesson
 from minigen_course.ch21_blocks.figures import answer_bars, shares_bars, strip_map
 from minigen_course.ch21_blocks.lesson import (
     AdjacentAllocator,
     RequestLengths,
     run_through,
     runs_per_table,
-    sequences_that_fit,
 )
 from minigen_course.figures.explore import picture, replay
 from minigen_course.lab.texts import QUESTIONS
@@ -227,9 +227,9 @@ def strip_at(step, way):
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "A memory over time: *exact* with an oracle that knows each answer's length, *longest* "
-    "without. Above: the memory at one "
-    "step. Below: all steps. Pale triangles are reserved and still empty; white gaps are free.",
+    "A memory over time: 'exact' with an oracle that knows each answer's length, 'longest' without. "
+    "Above: the memory at one step. Below: all steps. Pale triangles are reserved and still empty; "
+    "white gaps are free.",
     number="21.2",
     at=150,
     stride=10,
@@ -428,11 +428,11 @@ print("sequences at once on 80 GB, by the tokens of a sequence")
 print(f"{'':<22}{2048:>8,}{8192:>8,}{32_768:>8,}")
 for name, (weights, per_token) in models.items():
     fits = [
-        sequences_that_fit(80 * GB, weights, per_token, tokens, 16)
+        lesson.sequences_that_fit(80 * GB, weights, per_token, tokens, 16)
         for tokens in (2048, 8192, 32_768)
     ]
     print(f"{name:<22}" + "".join(f"{each:>8,}" for each in fits))
-guess_fit.compare(sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
+guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
 # A step with few sequences leaves most of the card's arithmetic unused (chapter 17). So memory, not
@@ -542,7 +542,7 @@ my_capacity = check(21, sequences_that_fit=sequences_that_fit)
 
 # %% [markdown]
 # Now the allocator. The two parts of its state are in the text above: which blocks are free, how
-# many owners each block has. (`OutOfBlocksError` is imported from `minigen.errors`.)
+# many owners each block has. (Write `from minigen.errors import OutOfBlocksError` first.)
 
 # %%
 task(21, "BlockAllocator")
@@ -627,8 +627,8 @@ for block_size in (16, 64):
 whose = "the package's" if my_allocator is package.BlockAllocator else "your"
 print(f"with {whose} allocator: the same steps, and the same slots empty")
 
-llm = load_model(weights="float32", num_blocks=64, allocator=my_allocator)
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
+mine = load_model(weights="float32", num_blocks=64, allocator=my_allocator)
+print(mine.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
 # Then copy-on-write.

@@ -577,12 +577,12 @@ task(22, "attend_by_block")
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.kv_cache.paged import KVPool
+from minigen.kv_cache.paged import KVPool as Pool
 
 
 def attend_by_block(
     q: Float[Tensor, "q_heads head_dim"],
-    pool: KVPool,
+    pool: Pool,
     layer_id: int,
     block_ids: list[int],
     num_tokens: int,
@@ -691,6 +691,7 @@ verdicts(
         "Blocks raise the share of KV memory that holds tokens from 20-38 % to 96 %",
         f"from {mark(100 * use_reserved, '%')} to {mark(100 * use_paged, '%')}",
         within(100 * use_paged, 95, 100),
+        "some blocks are free, but too few for the next request (the remainder of chapter 21); and "
         "the last block of each sequence is half empty on average, and our sequences have few "
         "blocks; the first figure depends on how much longer the longest answer is than the usual",
         PAPER,

@@ -527,9 +527,9 @@ guess_clock.compare(found_dated)
 #    requests computed the same; afterwards one copy is kept, and the other block is given back.
 # 3. **Equal tokens are not always equal keys.** They differ if the weights do (many
 #    servers add a small correction of a customer's own to some matrices, a **LoRA adapter**), or if another
-#    image stands behind the same placeholder tokens. And a hit is faster than a miss, so a stranger can
-#    find out by timing whether a question was asked before. A
-#    [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
+#   image is meant by the same tokens (a prompt with an image has placeholder tokens in its place). And a
+#   hit is faster than a miss, so a stranger can find out by timing whether a question was asked before. A
+#   [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
 # 4. **What changes goes to the end.** With a clock in front of the rules, nothing is found once it has changed.
 #
 # ## How much memory is enough?

@@ -238,7 +238,8 @@ for context in (1000, 8000):
 # %% [markdown]
 # On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
 # the larger card both limits come at about 200: memory holds 211, and from nearly 200 on the arithmetic
-# (989 · 10¹² operations per second, at least 2 per weight and sequence) takes longer than all reading. And
+# (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes longer than all
+# reading. (In 8-bit arithmetic, which is twice as fast on this card, memory alone ends the batch.) And
 # the reading of keys and values is not shared: it grows with the number of sequences and with their
 # length. So a long context ends the gain of batching earlier than a short one.
 #
@@ -357,8 +358,8 @@ for name in ("one at a time", "static", "dynamic", "continuous"):
 # "Twice as fast" is often heard. A static batch lasts as long as its longest answer, so if all answers
 # are equally long, nothing is lost. The cell takes 160 requests that are all there from the start, eight
 # slots, and answers whose lengths are spread in various ways. The horizontal axis shows how many times
-# as long as the mean the longest of eight answers is. Predict the largest ratio of static over
-# continuous steps.
+# as long as the mean the longest of eight answers is. Predict, for the points of the picture, the largest
+# ratio of static over continuous steps.
 
 # %%
 guess_spread = predict("At most how many times as many steps does static batching take?", None)
@@ -398,7 +399,9 @@ picture(
     number="24.3",
 )
 ratios = [ratio for found in points.values() for _, ratio in found]
-print(f"static batching takes {min(ratios):.1f} to {max(ratios):.1f} times as many steps here")
+print(
+    f"static batching takes {min(ratios):.1f} to {max(ratios):.1f} times as many steps in the picture"
+)
 guess_spread.compare(round(max(ratios), 1), "times")
 tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
 by_sum_here = StepTime(read=0.0, token=row_seconds, overhead=fixed_seconds)
@@ -408,8 +411,9 @@ ends = {
 }
 (static_run, static_here), (continuous_run, continuous_here) = ends.values()
 print(
-    f"a tenth of the answers long: {static_run.num_steps / continuous_run.num_steps:.1f} times as "
-    f"many steps, {static_run.seconds / continuous_run.seconds:.1f} times as long by the clock"
+    "not in the picture, exactly every tenth answer long: "
+    f"{static_run.num_steps / continuous_run.num_steps:.1f} times as many steps, "
+    f"{static_run.seconds / continuous_run.seconds:.1f} times as long by the clock"
 )
 measured("by this machine's sum formula", static_here.seconds / continuous_here.seconds, "times")
 of_tenth = [each.output_tokens for each in tenth_long]
@@ -418,15 +422,16 @@ for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth
     print(f"padded to the longest of eight, {name}: {padded:,} tokens for {sum(of_tenth):,}")
 
 # %% [markdown]
-# The points follow max / mean, and stay below it, most where a few answers are very long: at its end,
-# continuous batching is left with those, too, beside empty slots. Steps are not seconds: a continuous
-# step is fuller. On the clock, whose knee is at eight sequences, steps of one to eight take equally long,
-# and the two ratios are nearly equal. Where each sequence adds to the step, continuous batching gains
-# less.
-# An engine that keeps a static batch in one array also computes its finished rows: each answer is
-# **padded** to the longest of its batch. The last two lines count that. Sorting the requests by length
-# first (**bucketing**) removes the padding here, but a server does not know how long answers will be.
-# minigen **packs** the rows that still run, so it computes no padding at all.
+# (In one more run, exactly every tenth answer is long, so 16 of the 20 static batches hold one long
+# answer each: a worse case than any of the points.) The points follow max / mean, and stay below it, most
+# where a few answers are very long: at its end, continuous batching is left with those, too, beside empty
+# slots. Steps are not seconds: a continuous step is fuller. On the clock, whose knee is at eight
+# sequences, steps of one to eight take equally long, and the two ratios are nearly equal. Where each
+# sequence adds to the step, continuous batching gains less. An engine that keeps a static batch in one
+# array also computes its finished rows: each answer is **padded** to the longest of its batch. The last
+# two lines count that. Sorting the requests by length first (**bucketing**) removes the padding here, but
+# a server does not know how long answers will be. minigen **packs** the rows that still run, so it
+# computes no padding at all.
 #
 # ## A long prompt makes others stutter
 #
@@ -630,8 +635,9 @@ explore(
 # says in which step which sequence should have run. The tables in "The smallest scheduler" list every
 # call that you need, besides `allocate_longest(manager, sequence, limit)`. It returns what `allocate`
 # returns, and reserves blocks for the longest answer: the first two schedulers start their sequences with
-# it, the third one with `allocate`. The base class has `self.manager`, `self.waiting` (a deque) and
-# `self.running` (a list), both in the order of arrival. `samples_of` comes from `minigen.sequence`.
+# it, the third one with `allocate`. The base class of the last two has `self.manager`,
+# `self.max_num_seqs`, `self.max_num_batched_tokens`, `self.waiting` (a deque) and `self.running` (a
+# list), both in the order of arrival. `samples_of` comes from `minigen.sequence`.
 
 # %%
 task(24, "SlotScheduler")
@@ -923,7 +929,7 @@ verdicts(
     ),
     Claim(
         "Continuous batching is twice as fast as static batching",
-        f"{min(ratios):.1f} to {max(ratios):.1f} times as many steps, by the spread of the answers",
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as many steps in figure 24.3, by the spread of the answers",
         holds(min(ratios) >= 1.8 and max(ratios) <= 2.2),
         "in steps it is near the longest answer of a batch over the mean, and nothing where all are "
         "alike; in seconds it is less wherever a fuller step takes longer",

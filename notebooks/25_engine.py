@@ -578,7 +578,7 @@ measured("the same answers as before", same_again, "of 8", 1)
 # Write the loop as a class. In `run_steps`, the caller had all sequences from the start and waited for
 # the last one. A loop that serves must accept requests while it runs, hand each token to its owner
 # when it is chosen, and forget what has finished. (A request for several answers has one sequence for
-# each. The first holds the others as `sequence.siblings`; all have ids of their own, but only the first
+# each. The first holds the others as `sequence.siblings`; each has its own `sequence_id`, but only the first
 # goes to `scheduler.add`. `commit` returns pairs of a sequence and its token. `ArrivalOrder` returns
 # nothing, so the engine adds the pairs for it.)
 
@@ -703,7 +703,7 @@ verdicts(
 # - An engine's gain is the product of a cache and of shared steps. State the baseline: against serving
 #   one by one *with* a cache, only the shared steps count.
 # - On a CPU a step is nearly all model. On a GPU the Python around it matters.
-# - Each part is a socket: yours runs beside the package's own, and is checked while it runs.
+# - Each part can be replaced: yours runs beside the package's own, and is checked while it runs.
 #
 # **Check yourself** (click to see the answer).
 #

@@ -551,8 +551,8 @@ print(f"counted, a program for each KV head: {loaded:,} bytes, {loaded / require
 #   $l = 0.25 \cdot 1.25 + 2 = 2.3125$ and $\tilde O = 0.25 \cdot 15 + 70 = 73.75$.
 # - The result is $O = 73.75 / 2.3125 = 31.89$.
 #
-# One thing is new against chapter 32: the address of a tile is not known before the block's number
-# has arrived. **A load waits for a load.** We come back to that when we speak of time.
+# One thing is new against your kernels of chapter 32: the address of a tile is not known before the
+# block's number has arrived. **A load waits for a load.** We come back to that when we speak of time.
 #
 # What does a program touch? Three sequences of 13, 30 and 22 tokens, blocks of four slots, two KV
 # heads. On the left, each row is a block of the pool, each column a slot's key of one KV head.

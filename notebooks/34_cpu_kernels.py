@@ -33,9 +33,9 @@
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
 # cost* on, are about quantisation and the whole step, for every reader. The four between them build a
-# kernel lane by lane, and a first reading can skip them. (Two of their words come back: a **word** is the
-# four bytes that a lane takes at once, and a **panel** is sixteen rows, one for each lane, with the same
-# word of all rows side by side.)
+# kernel lane by lane, and a first reading can skip their text (run their cells: *Your panels in the
+# engine* needs one). (Two of their words come back: a **word** is the four bytes that a lane takes at
+# once, and a **panel** is sixteen rows, one for each lane, with the same word of all rows side by side.)
 #
 # **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
 # sampler.
@@ -876,7 +876,7 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # In each of the three, a lane sums its own result from beginning to end. With
 # `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
-# spread a large number over its whole head, and keep all dot products;
+# spread a large number over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
 # model with weights or a cache in int8, or weights in int4, compiles its step, if that was never done
 # here: half a minute, once. `minigen compile` does it ahead.)

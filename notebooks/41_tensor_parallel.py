@@ -1079,8 +1079,8 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # ## A bug hunt
 #
 # In minigen rank 0 alone schedules, and tells the others every step. Other engines, such as SGLang,
-# send requests to all ranks, and every rank decides by itself which requests run: no step must wait
-# for rank 0's word. All ranks have the same scheduler and see the same requests, so they decide
+# broadcast new requests to all ranks, and every rank decides by itself which ones run: rank 0 sends
+# requests, and no decisions. All ranks have the same scheduler and see the same requests, so they decide
 # alike. Or do they?
 #
 # **The report:** *each question alone is answered rightly. In the afternoon, when memory is full and

@@ -1166,6 +1166,7 @@ verdicts(
 # refused. What is its `Retry-After`, by the chapter's formula? What makes the estimate wrong?</summary>
 # (7 + 1) · 6 / 4 = 12 seconds. It is wrong if answers are much longer or shorter than the average, if
 # waiting clients leave, or if the load, and with it the time of a request, changes.</details>
+#
 # ## What the production engines do beyond this
 #
 # At the time of writing ([chapter 52](52_slo.ipynb) says which engine fits when):

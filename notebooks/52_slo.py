@@ -546,6 +546,8 @@ draw.dashboard(
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
 # 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
 # stays below its own: each running request is served well, and the others stand in front of the door.
+# (The percentiles are estimated from buckets, as above. So a p99 may be longer than the whole flood: if
+# it lies in the bucket from 2.5 to 5 s, it may be shown near 5 s, although no request waited 4 s.)
 #
 # ## Diagnosis as a method
 #
@@ -905,9 +907,9 @@ reveal(52, load_test=mine)
 # plain plan: 18.2 TB read and 2.76 PFLOP computed cost 18,200 / 300 = 60.7 s and 2,760 / 121 = 22.8 s,
 # together 83.5 s of the GPU. A decode step reads the weights once, for one sequence or for sixty. So a
 # plan is cheap if its steps are full, its prompts are computed once, and its requests do not fail. A plan
-# continues the ladder of Figure 25.1: change one field at a time, and each rung has a score. (The prefix
-# cache alone makes prompts cheaper, and steps shorter. Shorter steps are emptier, so more of them read
-# the weights.) The cell shows the fields of a plan, and prints the plain plan's score, its kinds of
+# continues the ladder of Figure 25.1: change one field at a time, and each rung has a score. (A prefix
+# cache that hits makes prompts cheaper, and steps shorter. Shorter steps are emptier, so more of them
+# read the weights.) The cell shows the fields of a plan, and prints the plain plan's score, its kinds of
 # requests and the gauges that say what is full; `score_of(plan, 2)` is the second trace.
 
 # %%
@@ -1121,6 +1123,7 @@ verdicts(
 # - Load generators (`vllm bench serve`, NVIDIA's AIPerf, `minigen bench serve`) can send in an open loop,
 #   if you give a rate. vLLM's without one sends all at once; AIPerf's `--concurrency` alone is a closed
 #   loop.
+#
 # **Which engine when?** By what limits you:
 #
 # | you have | look at first | because |

@@ -74,5 +74,7 @@ def test_a_ladder_has_a_rung_for_each_changed_field(capsys: pytest.CaptureFixtur
     assert [each.split()[0] for each in (bits, slots)] == ["weight_bits", "max_num_seqs"]
     assert slots.split()[-1] == f"{score_of(Plan(max_num_seqs=64, weight_bits=8)).value:.2f}"
     assert plain.startswith("the plain plan")
+    climb(package_plan())
+    assert f"{score_of(package_plan()).value:.2f}" in capsys.readouterr().out.splitlines()[-1]
     with pytest.raises(ValueError, match="should name fields"):
         climb(Plan(), "slots")

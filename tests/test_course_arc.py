@@ -5,6 +5,7 @@ arc.
 """
 
 import ast
+import itertools
 import json
 import re
 from functools import cache
@@ -197,6 +198,17 @@ def test_links_to_documents_lead_somewhere(path: Path) -> None:
         assert (ROOT / name).exists(), name
         if name.endswith("glossary.md") and anchor:
             assert f'<a id="{anchor}">' in (ROOT / name).read_text(encoding="utf-8"), anchor
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_markdown_goes_on_after_a_folded_answer(path: Path) -> None:
+    lines = text_of(path, "markdown").splitlines()
+    joined = [
+        f"{line} {after}"
+        for line, after in itertools.pairwise(lines)
+        if line.rstrip().endswith("</details>") and after.strip()
+    ]
+    assert not joined, "HTML lasts until an empty line"
 
 
 def test_a_printed_solution_is_noticed() -> None:

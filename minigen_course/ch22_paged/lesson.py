@@ -12,7 +12,7 @@ from torch import Tensor
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool
+from minigen.kv_cache.paged import KVPool as Pool
 from minigen.sequence import Sequence
 
 
@@ -62,7 +62,7 @@ def decode_slots(
 
 def attend_by_block(
     q: Float[Tensor, "q_heads head_dim"],
-    pool: KVPool,
+    pool: Pool,
     layer_id: int,
     block_ids: list[int],
     num_tokens: int,

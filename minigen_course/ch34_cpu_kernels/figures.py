@@ -203,7 +203,10 @@ def forms(
         x, best = num_bytes[name] / 1e6, 1e3 * min(times)
         axes.vlines(x, 1e3 * min(times), 1e3 * max(times), color=ORANGE, linewidth=2.5)
         axes.plot(x, best, "o", color=ORANGE, markersize=6)
-        axes.annotate(name, (x, best), (8, -12), textcoords="offset points", color=INK)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.annotate(
+            name, (x, best), (10, -13), textcoords="offset points", color=INK, bbox=ground
+        )
     x = ends[1] / 1e6
     top = 1.15 * 1e3 * max(*(max(each) for each in seconds.values()), ends[1] / rate + constant)
     axes.set(xlim=(0, 1.12 * x), ylim=(min(0.0, 1.3e3 * constant), top))

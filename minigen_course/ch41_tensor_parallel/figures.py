@@ -119,9 +119,10 @@ def speed_ups(
     made, axes = figure(8, 4)
     axes.plot(ranks, ranks, color=FAINT, linewidth=2)
     axes.text(ranks[-1], ranks[-1], " no messages", color=QUIET, va="center", fontsize=9)
-    for link, color in zip(links, CYCLE, strict=False):
+    for number, (link, color) in enumerate(zip(links, CYCLE, strict=False)):
         found = allowed(shape, machine, link, ranks, batch, context)
-        axes.plot(ranks, list(found.values()), "o-", color=color, label=link.name)
+        style = {"color": color, "marker": "o", "markersize": 8 - 2 * number, "label": link.name}
+        axes.plot(ranks, list(found.values()), linestyle=("-", "-", "--", "-")[number % 4], **style)
     axes.axhline(1, color=FAINT, linewidth=1)
     axes.set(xscale="log", xticks=list(ranks), xticklabels=[str(each) for each in ranks])
     axes.set(xlim=(ranks[0] * 0.9, ranks[-1] * 1.5), ylim=(0, ranks[-1] * 1.05))

@@ -183,10 +183,11 @@ def score_of(plan: Plan, seed: int = 1) -> Score:
 def climb(plan: Plan, *order: str) -> None:
     """Print the score of each rung from `Plan()` to a plan, one field at a time.
 
-    `order` names fields of `Plan`; those that it leaves out follow in their own order. Raises
-    `ValueError` for a name that is no field.
+    `order` names fields of `Plan`. Those that it leaves out follow, with the bits first, because
+    these make room for blocks. Raises `ValueError` for a name that is no field, and for a rung that
+    cannot run.
     """
-    fields = [each.name for each in dataclasses.fields(Plan)]
+    fields = sorted((each.name for each in dataclasses.fields(Plan)), key=_not_bits)
     for name in order:
         if name not in fields:
             raise ValueError(
@@ -200,6 +201,10 @@ def climb(plan: Plan, *order: str) -> None:
         if changed[name] != getattr(rung, name):
             rung = replace(rung, **changed)
             _print_rung(f"{name} {changed[name]}", score_of(rung))
+
+
+def _not_bits(name: str) -> bool:
+    return not name.endswith("_bits")
 
 
 def _print_rung(name: str, found: Score) -> None:

@@ -422,10 +422,10 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         broken,
         simulate(load, replace(knobs, max_queue=2)),
         ("waiting, at most", "arithmetic used, at most", "refused (429)"),
-        why="More prompt tokens arrive than the GPU can compute. More than half of the batch slots "
-        "and of the blocks are free, so more of them would not help (the last lines of this cell "
-        "try it). Refusing some requests serves the others well, and a refused client knows at "
-        "once.",
+        why="More prompt tokens arrive than the GPU can compute. Many of the batch slots and more "
+        "than half of the blocks are free, so more of them would not help (the last lines of this "
+        "cell try it). Refusing some requests serves the others well, and a refused client knows "
+        "at once.",
         moved="No, and it will not until there is a second machine, because no setting makes this "
         "one larger.",
     )

@@ -173,7 +173,7 @@ def topology() -> Figure:
         axes.plot([4.5 + 10 * node] * 2, [0.4, -0.75], color=INK, linewidth=1)
     axes.plot([4.5, 14.5], [-0.75, -0.75], color=INK, linewidth=1)
     axes.text(
-        *(9.5, -1.05, "network between nodes: Ethernet 25 Gbit/s is 3.1 GB/s each way"),
+        *(9.5, -1.05, "network between nodes: InfiniBand 50 GB/s, Ethernet 3.1 GB/s each way"),
         **{"color": INK, "ha": "center", "va": "center", "fontsize": 9},
     )
     axes.set(xlim=(-0.1, 19.1), ylim=(-1.35, 5.1), xticks=[], yticks=[])
