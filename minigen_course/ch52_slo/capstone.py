@@ -5,7 +5,7 @@ The cost is counted, in bytes read and FLOPs computed, so the score is the same 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -73,17 +73,26 @@ class Meter:
 
 @dataclass(frozen=True)
 class Score:
-    """What a plan costs and gives: requests, those that kept their objectives, bytes, FLOPs.
+    """What a plan costs, in bytes and FLOPs, and gives.
 
-    `by_kind` has (good, all) requests of each kind, `gauges` the vital signs of the run by name.
+    `by_kind` has, for each kind of requests, how many kept their objectives, and how many there
+    were. `gauges` are the vital signs of the run by name.
     """
 
-    num_requests: int
-    num_good: int
     num_bytes: float
     flops: float
-    by_kind: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    gauges: Mapping[str, str] = field(default_factory=dict)
+    by_kind: Mapping[str, tuple[int, int]]
+    gauges: Mapping[str, str]
+
+    @property
+    def num_good(self) -> int:
+        """The number of requests that kept their objectives."""
+        return sum(good for good, _ in self.by_kind.values())
+
+    @property
+    def num_requests(self) -> int:
+        """The number of all requests."""
+        return sum(every for _, every in self.by_kind.values())
 
     @property
     def kept(self) -> float:
@@ -171,8 +180,6 @@ def score_of(plan: Plan, seed: int = 1) -> Score:
     ]
     of_kind = {kind: [each for of, each in good if of == kind] for kind in KINDS}
     return Score(
-        len(load),
-        sum(each for _, each in good),
         meter.num_bytes,
         meter.flops,
         {name: (sum(of_kind[kind]), len(of_kind[kind])) for kind, name in KINDS.items()},

@@ -15,7 +15,6 @@ from minigen_course.ch52_slo.mystery import (
     layer_of,
     mystery_system,
     package_diagnosis,
-    treated,
     vitals_of,
 )
 from minigen_course.grading.exercise import Check, Wrong, expect, expect_equal
@@ -163,10 +162,9 @@ def a_failure_is_the_worst_latency(part: Part) -> None:
 def _evidence(seed: int, resource: str) -> str:
     """Return what the gauges of a mystery server say of a resource."""
     vitals, knobs = vitals_of(seed), mystery_system(seed).knobs
-    most = max(each.running for each in treated(seed).moments)
     said = {
-        "batch slots": f"{most} of {knobs.max_num_seqs} batch slots were in use at most, and "
-        f"{vitals.running:.1f} on average",
+        "batch slots": f"{vitals.most_running} of {knobs.max_num_seqs} batch slots were in use at "
+        f"most, and {vitals.running:.1f} on average",
         "blocks": f"{vitals.most_kv:.0%} of the blocks were in use at most",
         "arithmetic": f"{vitals.most_arithmetic:.0%} of the arithmetic was in use at most",
         "token budget": "the gaps between tokens are about as long in the tail as in the median"
