@@ -343,21 +343,33 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
     assert not whole.page.exists()
     whole.run()
     page = whole.page.read_text(encoding="utf-8")
-    assert "Commit: " + "a" * 40 in page
-    assert "Machine: a processor, 2 cores" in page
-    row = "| one | not tried: there is no make here | - | green (12 passed) | - | - | "
-    notebooks = "RED: notebooks/13_layers.ipynb::Cell 3 |"
+    assert "- a processor, 2 cores" in page
+    setup = "not tried: there is no make here, aaaaaaa"
+    row = f"| one | {setup} | - | green (12 passed), aaaaaaa | - | - | "
+    notebooks = "RED: notebooks/13_layers.ipynb::Cell 3, aaaaaaa |"
     assert row + notebooks in page
-    assert "| two | - | - | RED: ended by SIGSEGV | - | - | - |" in page
+    assert "| two | - | - | RED: ended by SIGSEGV, aaaaaaa | - | - | - |" in page
     data = json.loads(whole.data.read_text(encoding="utf-8"))
-    assert data["commit"] == whole.commit
-    assert data["cells"]["two/tests"]["verdict"] == "RED"
+    assert [run["commit"] for run in data["two/tests"]] == [whole.commit]
+    assert data["two/tests"][0]["verdict"] == "RED"
 
 
 def test_a_page_of_some_cells_names_those_not_run(whole: Table) -> None:
     assert whole.run("--cell", "one/notebooks", "--write") == 0
     page = whole.page.read_text(encoding="utf-8")
-    assert "| one | not run | - | not run | - | - | green |" in page
+    assert "| one | not run | - | not run | - | - | green, aaaaaaa |" in page
+
+
+def test_the_page_keeps_the_last_two_runs_of_each_cell(whole: Table) -> None:
+    whole.run("--write")
+    for commit in "bc":
+        whole.commit = commit * 40
+        whole.run("--cell", "two/tests", "--write")
+    whole.verdicts = {"two/tests": Result(RED, "ended by SIGSEGV")}
+    whole.run("--cell", "two/tests", "--write", "--again")
+    page = whole.page.read_text(encoding="utf-8")
+    assert "RED: ended by SIGSEGV, ccccccc<br>green, bbbbbbb |" in page
+    assert "| one | green, aaaaaaa | - | green, aaaaaaa |" in page, "other cells keep theirs"
 
 
 def test_cells_are_chosen_by_environment_part_and_name(whole: Table) -> None:

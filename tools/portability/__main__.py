@@ -7,7 +7,8 @@
 
 Clones are of HEAD. Each result is stored immediately, by commit, in build/portability: after
 Ctrl-C, the same command continues. All cells take hours, one cell takes minutes. When all cells
-have a result, docs/portability.md and benchmarks/results/portability.json are written.
+have a result (or with --write), it is added to docs/portability.md and to
+benchmarks/results/portability.json, which keep the last two runs of each cell.
 """
 
 import argparse
@@ -106,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="drop the results of these cells")
     parser.add_argument("--keep", action="store_true", help="keep the clones of green cells too")
     parser.add_argument(
-        "--write", action="store_true", help="write the table though results are missing"
+        "--write",
+        action="store_true",
+        help="add these results to the table though others are missing",
     )
     parser.add_argument(
         "--pytest", default="", metavar="ARGS", help="for the tests; such results are not stored"
