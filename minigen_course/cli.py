@@ -1,4 +1,4 @@
-"""`minigen workspace`, `progress`, `claims` and `migrate`: the course on the command line.
+"""`minigen workspace`, `check`, `progress`, `claims` and `migrate`: the course's commands.
 
 Each command imports the course's modules when it runs, because `minigen --help` loads this module
 as well.
@@ -28,7 +28,7 @@ def workspace(
     """
     with _installed():
         from minigen_course.grading.migrate import outdated
-        from minigen_course.grading.workspace import make_workspace
+        from minigen_course.handout.workspace import make_workspace
     try:
         new = make_workspace(folder)
     except OSError as error:
@@ -71,12 +71,44 @@ def migrate(
     print(f"{len(changed)} files rewritten.", file=sys.stderr)
 
 
+def check(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="A folder of exercises, a notebook, a Python file."),
+    ],
+    hint: Annotated[
+        int, typer.Option(min=0, help="The number of hints to show for a part that does not pass.")
+    ] = 0,
+) -> None:
+    """Check your answers to exercises, each in a process of its own; exit with 1 unless all pass.
+
+    An answer is a notebook cell or a Python file with the line `# exercise: ...` of its stub.
+
+    minigen check exercises/24_scheduler
+
+    minigen check exercises/24_scheduler/slot_scheduler.py --hint 1
+    """
+    with _installed():
+        from minigen_course.grading.check import print_hints
+        from minigen_course.handout.workspace import check_paths
+
+    number, num_passed = 0, 0
+    for standing, hints in check_paths(paths):
+        print(f"{'✓' if standing.passed else '✗'} {standing.name}: {standing.message}", flush=True)
+        if hint and not standing.passed:
+            print_hints(hints, hint)
+        number, num_passed = number + 1, num_passed + standing.passed
+    print(f"{num_passed} of {number} pass.", file=sys.stderr)
+    if num_passed < number:
+        raise typer.Exit(1)
+
+
 def progress(
     folder: Annotated[Path, typer.Argument(help="Your workspace.")] = Path(),
 ) -> None:
     """Check the exercises of your workspace; show which pass and which one is next."""
     with _installed():
-        from minigen_course.grading.workspace import progress as standings_of
+        from minigen_course.handout.workspace import progress as standings_of
     from rich.console import Console
     from rich.markup import escape
 
@@ -103,7 +135,7 @@ def claims(
     """Print the verdicts of all chapters on common claims about inference, as one table."""
     with _installed():
         from minigen_course.figures.claims import COMMON, LINK, OUTCOMES, gathered
-        from minigen_course.grading.workspace import notebooks_folder
+        from minigen_course.handout.course_files import notebooks_folder
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -31,7 +31,8 @@
 #
 # **You need** Python and a little PyTorch: tensors, shapes, dtypes. Of chapter 00 you need *How to read
 # this course*.
-# **Time:** about 70 minutes to read and try, about 70 for the exercises. On a first reading you can skip
+# **Time:** about 70 minutes to read and try, about 75 for the
+# [exercises](../exercises/11_weights.ipynb). On a first reading you can skip
 # *Algorithm, number format, container*, *Shards* and *Why not a pickle*.
 #
 # **Where we are:** **files on disk → tensors in memory** → token ids → embedding → 30 layers →

@@ -41,9 +41,9 @@
 # answer that never shows half a character.
 #
 # **You need** Python's `dict`, `Counter` and `bytes`, and a little of regular expressions. Of chapter 11
-# you need only that a file can hold a vocabulary. **Time:** about 60 minutes to read and try, about 80
-# for the exercises. On a first reading you can skip *How large should a vocabulary be?* and the exercises
-# `encode_long` and `encode_chat`.
+# you need only that a file can hold a vocabulary. **Time:** about 60 minutes to read and try, about 150
+# for the [exercises](../exercises/12_tokenizer.ipynb). On a first reading you can skip *How large should
+# a vocabulary be?* and the exercises `encode_long` and `encode_chat`.
 #
 # **Where we are:** text → **chat template → tokenizer** → token ids → model → token id → **stream
 # decoder** → text.

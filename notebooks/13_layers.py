@@ -32,7 +32,8 @@
 #
 # **You need** chapters 11 (weights, GGUF files) and 12 (tokens), matrix multiplication, sine and
 # cosine, and PyTorch's basics.
-# **Time:** about 60 minutes to read and try, about 50 for the exercises. On a first reading you can skip
+# **Time:** about 60 minutes to read and try, about 70 for the
+# [exercises](../exercises/13_layers.ipynb). On a first reading you can skip
 # *How far does the rotation reach?* and *A norm in 16 bits*.
 #
 # **Where we are:** token ids → **embedding** → 30 × ( **norm** → **rotate** → attention → add →

@@ -29,7 +29,8 @@
 #
 # **You need** chapter 13 ([RMSNorm](../docs/glossary.md#rmsnorm) and
 # [rotary embedding](../docs/glossary.md#rotary-embedding)), matrix multiplication, and softmax, which
-# this chapter repeats. **Time:** about 50 minutes to read and try, about 40 for the exercises.
+# this chapter repeats. **Time:** about 50 minutes to read and try, about 40 for the
+# [exercises](../exercises/14_attention.ipynb).
 #
 # **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward
 # → add ) → norm → output head → next token.

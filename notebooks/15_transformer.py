@@ -28,8 +28,9 @@
 # layer and a whole model from its tensors, say why layers add instead of replace, look at what each
 # layer believes the next token is, and count the arithmetic of a token for any model.
 #
-# **You need** chapters 13 and 14. **Time:** about 60 minutes to read and try, about 75 for the
-# exercises (the last one, a port to another model, takes half of that).
+# **You need** chapters 13 and 14. **Time:** about 60 minutes to read and try, about 100 for the
+# [exercises](../exercises/15_transformer.ipynb) (the last one, a port to another model, takes a third of
+# that).
 #
 # **Where we are:** token ids → **embedding → 30 × ( norm → attention → add → norm → feed-forward →
 # add ) → norm → output head** → next token.

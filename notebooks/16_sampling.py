@@ -31,7 +31,8 @@
 # engine applies them and why the order matters, read logprobs, and explain what a seed promises.
 #
 # **You need** chapter 15 (logits, and softmax over the vocabulary) and logarithms. **Time:** about
-# 60 minutes to read and try, about 60 for the exercises.
+# 60 minutes to read and try, about 65 for the
+# [exercises](../exercises/16_sampling.ipynb).
 #
 # **Where we are:** token ids → model → logits → **sampler** → next token → text.
 #

@@ -31,7 +31,8 @@
 # machine's two limits, draw its roofline, and predict the least time of a token for a model and a card.
 #
 # **You need** chapter 14 (keys, values, the causal mask) and chapter 15 (the forward pass, and what
-# a FLOP is). **Time:** about 60 minutes to read and try, about 60 for the exercises.
+# a FLOP is). **Time:** about 60 minutes to read and try, about 105 for the
+# [exercises](../exercises/17_dense_cache.ipynb).
 #
 # **Where we are:** prompt → **prefill** (all its tokens in one step) → first token → **decode** (one
 # token per step, with the KV cache) → next tokens.

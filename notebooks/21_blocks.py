@@ -28,7 +28,8 @@
 # nothing: a free list, a reference count for each block, and a copy before a shared block is written.
 #
 # **You need** chapter 17 (the KV cache, and how many bytes a token takes in it).
-# **Time:** about 45 minutes to read and try, about 40 for the exercises.
+# **Time:** about 45 minutes to read and try, about 50 for the
+# [exercises](../exercises/21_blocks.ipynb).
 #
 # **Where we are:** chapters 11 to 17 answered one request. From here on, many requests share the
 # machine, and memory is the first thing that they compete for.

@@ -29,7 +29,8 @@
 # picture of a running engine's memory, and say what paging gains and what it costs.
 #
 # **You need** chapter 14 (attention), chapter 17 (the KV cache) and chapter 21 (blocks, block tables,
-# copy-on-write). **Time:** about 50 minutes to read and try, about 50 for the exercises.
+# copy-on-write). **Time:** about 50 minutes to read and try, about 75 for the
+# [exercises](../exercises/22_paged.ipynb).
 #
 # **Where we are:** blocks have been handed out (chapter 21). Now keys and values go into them, and
 # attention reads them there.
@@ -146,10 +147,10 @@ print(f"steps until all are answered: ⟨{len(reserved_states):,}⟩")
 # %% [markdown]
 # ## The smallest version that works
 #
-# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The pool has
-# 10 blocks, 1 to 10, and block 0, which no sequence owns: padded tables and batches point to it.) That
-# list is the block table. Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so
-# on.
+# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The memory
+# of all blocks is the **pool**. Here it has 10 blocks, 1 to 10, and block 0, which no sequence owns: it
+# fills up tables and batches that are too short, as you will see below.) That list is the block table.
+# Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so on.
 
 # %%
 table = [7, 3, 9, 5]
@@ -214,9 +215,9 @@ assert same
 # $$o = \sum_{s} a_s v_s, \qquad a_s = \frac{\exp(q \cdot k_s / \sqrt d)}
 # {\sum_{u} \exp(q \cdot k_u / \sqrt d)}$$
 #
-# And the position of a token is not lost when its key moves, because it was rotated into the key
-# before the key was stored (chapter 13). So nothing need restore the order: a kernel may visit the blocks
-# in any order. (A model without positions in its keys can be paged, too: the table still says which token
+# And the position of a token is not lost when its key moves, because it was rotated into the key before
+# the key was stored (chapter 13). So nothing need restore the order: a kernel may visit the blocks in
+# any order. (A model without positions in its keys can be paged, too: the table still says which token
 # is where.)
 #
 # What must be known is *which* slots hold tokens that the query may see. Here the last block has 14
@@ -260,11 +261,31 @@ measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 # %% [markdown]
 # In a batch, the new tokens of all sequences are stored at once: their slots stand in one list. Then
 # each sequence attends through its own table. Those that [decode](../docs/glossary.md#decode) do it
-# together: their tables are padded to the longest, and the padding is masked. In the code, `context_lens`
-# are the sequences' lengths with their new tokens, `query_starts` the rows at which their new tokens
-# begin (and, last, the number of all rows), the first `num_decodes` sequences decode, and `windows` has
-# each layer's sliding window (chapter 14) or None: then the mask has no lower end. In the masks, `slot`
-# counts the slots of the gathered blocks from 0, so there it is a token's position.
+# together: their tables are padded to the longest, and the padding is masked. Here is such
+# a batch, with blocks of 4: two sequences decode, and the third has a prompt of 4 tokens.
+
+# %%
+block_tables = [[7, 3], [5, 0], [2, 0]]  # 0 is padding
+context_lens = [6, 3, 4]  # the sequences' lengths with their new tokens
+query_starts = [
+    0,
+    1,
+    2,
+    6,
+]  # the rows at which their new tokens begin; last, the number of all rows
+for row, length in enumerate(context_lens):
+    places = range(length - (query_starts[row + 1] - query_starts[row]), length)
+    new = package.slots_of(block_tables[row], places, 4)
+    print(f"sequence {row}: table {block_tables[row]}, new positions {[*places]} at slots {new}")
+print("what the two that decode see of their gathered blocks, position by position:")
+for row, length in enumerate(context_lens[:2]):
+    seen = [" x " if position < length else " . " for position in range(2 * 4)]
+    print(f"sequence {row}: {''.join(seen)}")
+
+# %% [markdown]
+# The second row of the mask cuts off the last slot of block 5 and the whole of block 0. In the code
+# below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's sliding window
+# (chapter 14) or None: then the mask has no lower end.
 
 # %%
 show(package.attend_paged)
@@ -289,10 +310,9 @@ print("token by token the same, in blocks and in one piece")
 #
 # Now the same 16 questions, with blocks as they are needed. The picture below is drawn while the engine
 # runs, from the events that it emits. When the run has ended, it shows the step in which the memory was
-# fullest.
-# (The answers are the same as before, since in the compiled step a request's numbers do not depend on its
-# batch (chapter 16). In torch they do, in their last digits, and now and then a draw falls on the
-# neighbouring token.)
+# fullest. (The answers are the same as before, since in the compiled step a request's numbers do not
+# depend on its batch (chapter 16). In torch they do, in their last digits, and now and then a draw
+# falls on the neighbouring token.)
 
 
 # %%
@@ -306,18 +326,21 @@ def live(events):
 
 
 paged = load_model(num_blocks=NUM_BLOCKS, enable_prefix_caching=False)
-with watch(
-    paged.trace, live, "The memory of a running engine, block by block.", number="22.2"
-) as events:
+with (
+    paged.count_work() as paged_work,
+    watch(
+        paged.trace, live, "The memory of a running engine, block by block.", number="22.2"
+    ) as events,
+):
     paged_answers = paged.generate(asked, params, progress=False)
 same = sum(one.text == other.text for one, other in zip(paged_answers, answers, strict=True))
 print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 
 # %% [markdown]
-# Play it again, step by step, beside the engine that reserves. A colour is a request, which keeps its row
-# on the right while it runs (an empty row waits for the next one); the number in a block is the block's
-# id; the pale part of a block holds nothing. When a request's last block is full, its table gets one
-# block more, any that is free. The blocks of requests that have ended go to others.
+# Play it again, step by step, beside the engine that reserves. A colour is a request, which keeps its
+# row on the right while it runs (an empty row waits for the next one); the number in a block is the
+# block's id; the pale part of a block holds nothing. When a request's last block is full, its table
+# gets one block more, any that is free. The blocks of requests that have ended go to others.
 #
 # Predict: in the engine that takes blocks as they are needed, what share of the slots in owned blocks is
 # empty, while requests wait?
@@ -351,7 +374,9 @@ replay(
 # %% [markdown]
 # When a running request needs a block and none is free, one of the running requests has to give up
 # its place: the engine takes all blocks of the request that started last, and computes its tokens again
-# later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures.
+# later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures. A
+# preempted request waits at the head of the queue, and needs blocks for all its tokens at once. So some
+# blocks may be free, and still no request can start.
 #
 # ## Forks share blocks
 #
@@ -397,8 +422,8 @@ guess_blocks.compare(owned[8])
 
 # %% [markdown]
 # The prompt's four full blocks are there once. Its last block is copied before an answer writes into
-# it: one copy for each answer but the last. Of 12 more tokens 11 are stored (nothing reads the last one's
-# key), and they fit into that block, so each answer owns one block alone: $4 + 8 = 12$.
+# it: one copy for each answer but the last. Of 12 more tokens 11 are stored (nothing reads the last
+# one's key), and they fit into that block, so each answer owns one block alone: $4 + 8 = 12$.
 
 # %%
 of_four = forked_states[4]
@@ -437,11 +462,11 @@ measured("gathered through a table first", 1e6 * through_table, "µs")
 guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 
 # %% [markdown]
-# By bytes alone it would be three times: read, written, read again. But in torch, at this size, attention
-# spends most of its time on other things than reading these 1.6 MB. The copy is not needed. A kernel can
-# read each block where it lies, and add up the sum block by block. Chapter 33 writes such a kernel for a
-# GPU, and the compiled step (chapter 34) has one for a CPU. The engine of the 16 questions ran that one,
-# where the step is compiled.
+# By bytes alone it would be three times: read, written, read again. But in torch, at this size,
+# attention spends most of its time on other things than reading these 1.6 MB. The copy is not needed. A
+# kernel can read each block where it lies, and add up the sum block by block. Chapter 33 writes such a
+# kernel for a GPU, and the compiled step (chapter 34) has one for a CPU. The engine of the 16 questions
+# ran that one, where the step is compiled.
 #
 # ## Your turn
 #
@@ -539,7 +564,8 @@ with using(22, KVPool=my_pool):  # an engine that runs layer by layer keeps keys
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# And two for those who want more: the slots of a whole batch, as engines compute them, and attention
+# And two for those who want more: the slots of a whole batch at once, as engines with large batches
+# compute them (this one loops over its sequences), and attention
 # that reads the blocks one after another, as the kernels of part 3 do.
 
 # %%
@@ -598,7 +624,8 @@ def attend_by_block(
 my_attend = check(22, attend_by_block=attend_by_block)
 by_block = my_attend(q[0], many, 0, scattered.tolist(), context)
 torch.testing.assert_close(by_block, attention(q, dense_k, dense_v)[0], atol=1e-5, rtol=1e-5)
-print("block by block, attention over 1,024 tokens is the same; one block was copied at a time")
+whose = "your" if my_attend is attend_by_block else "the course's own"
+print(f"{whose} attend_by_block: over 1,024 tokens the same as attention over one piece")
 
 # %% [markdown]
 # ## The package's version
@@ -672,6 +699,11 @@ measured("slots that hold a token, in blocks", 100 * use_paged, "%")
 measured("requests at once, the longest reserved", together_reserved)
 measured("requests at once, in blocks", together_paged)
 measured("ratio", together_paged / together_reserved)
+of_paged = crowded(states["blocks as they are needed"])
+num_free = mean(NUM_BLOCKS - len(one.fills(BLOCK_SIZE)) for one in of_paged)
+again = paged_work.tokens_recomputed / paged_work.tokens_computed
+measured("free blocks while requests wait, in blocks", 100 * num_free / NUM_BLOCKS, "%")
+measured("tokens computed again after a preemption", 100 * again, "%")
 print(f"steps, the longest reserved: ⟨{len(reserved_states):,}⟩", end=", ")
 print(f"in blocks: ⟨{len(states['blocks as they are needed']):,}⟩")
 
@@ -679,16 +711,17 @@ print(f"in blocks: ⟨{len(states['blocks as they are needed']):,}⟩")
 # ## Claims
 #
 # What papers and guides say, beside what this notebook found. (The paper's well-known 2-4 times is
-# throughput. Its requests at once are 2.2 times as many as of an engine that knows each answer's length,
-# and 4.3 times as many as of one that reserves the longest, as ours does.) The outcomes are computed from
-# the numbers.
+# throughput. Its requests at once are 4.3 times as many as of an engine that reserves the longest, as
+# ours does, and 2.2 times as many as of one that knows each answer's length.) The outcomes are computed
+# from the numbers.
 
 # %% jupyter={"source_hidden": true}
 PAPER = "[Kwon et al. 2023](https://arxiv.org/abs/2309.06180)"
 verdicts(
     "22",
     Claim(
-        "Blocks raise the share of KV memory that holds tokens from 20-38 % to 96 %",
+        "Blocks raise the share of KV memory that holds tokens from 20 % (the longest reserved) or "
+        "38 % (each length known) to 96 %",
         f"from {mark(100 * use_reserved, '%')} to {mark(100 * use_paged, '%')}",
         within(100 * use_paged, 95, 100),
         "some blocks are free, but too few for the next request (the remainder of chapter 21); and "
@@ -698,10 +731,12 @@ verdicts(
         measured=True,
     ),
     Claim(
-        "With blocks, 2.2-4.3 times as many sequences run at once",
+        "With blocks, 4.3 times as many sequences run at once as with the longest reserved",
         f"{mark(together_paged / together_reserved)} times",
-        within(together_paged / together_reserved, 2.2, 4.3),
-        "it is nearly the ratio of the two shares; some tokens are computed twice (chapter 21)",
+        within(together_paged / together_reserved, 4.3, 4.4),
+        "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
+        "the 256 that an answer may have; and with preemptions, more at once is not as much faster: "
+        f"{mark(100 * again, '%')} of the tokens were computed again",
         PAPER,
         measured=True,
     ),
@@ -753,7 +788,8 @@ verdicts(
 #
 # <details><summary>3. A batch of decodes is padded to the longest table. Why must the slots in the
 # padding hold numbers at all, and not NaN?</summary>
-# They are masked, so their weight is 0. But 0 times NaN is NaN, and it would enter the sum. So a new
+# A value that is masked has the weight 0, but 0 times NaN is NaN, and it enters the sum. A key that is
+# NaN is worse: the mask is added to the scores, and NaN - ∞ is NaN, so every weight is lost. So a new
 # pool is filled with zeros.</details>
 #
 # ## What the production engines do beyond this
@@ -767,8 +803,9 @@ verdicts(
 #   table (`req_to_token`), not the block, so that pages of one token need no more code.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** and
 #   **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** page the cache in kernels of their own (MLC-LLM on
-#   newer NVIDIA GPUs often in FlashInfer's), the latter for phones and browsers, too. **llama.cpp** keeps
-#   cells in one tensor, and masks those of other sequences.
+#   newer NVIDIA GPUs often in FlashInfer's), the latter for phones and browsers, too. **llama.cpp**'s
+#   unified cache keeps the cells of all sequences together, and masks those of others; its other mode
+#   gives each sequence a part of its own.
 # - **[vAttention](https://arxiv.org/abs/2405.04437)** keeps the addresses contiguous and pages physical
 #   memory below them, so attention kernels need not know of pages at all.
 #

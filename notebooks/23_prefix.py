@@ -27,7 +27,8 @@
 # what it does not, evict from it, and name the traps that real engines fell into.
 #
 # **You need** chapter 17 (prefill and decode), chapter 21 (blocks and their owners) and chapter 22
-# (block tables). **Time:** about 50 minutes to read and try, about 60 for the exercises.
+# (block tables). **Time:** about 50 minutes to read and try, about 110 for the
+# [exercises](../exercises/23_prefix.ipynb).
 #
 # **Where we are:** memory is in blocks, and attention reads them through block tables. Now equal
 # beginnings are found, and kept, among all requests.

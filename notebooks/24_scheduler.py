@@ -27,7 +27,8 @@
 # and run out of memory without losing a request.
 #
 # **You need** chapters 17 (prefill, decode, the time of a step) and 21 to 23 (blocks). **Time:** about
-# 60 minutes to read and try, about 60 for the exercises.
+# 60 minutes to read and try, about 100 for the
+# [exercises](../exercises/24_scheduler.ipynb).
 #
 # **Where we are:** the model, its cache and its blocks exist. The scheduler is the part that calls
 # them in turn; chapter 25 puts it into the engine's loop.

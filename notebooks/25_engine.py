@@ -27,7 +27,8 @@
 # request after the other, and against which baseline.
 #
 # **You need** chapters 16 (sampling), 17 (prefill, decode and the KV cache), 21 to 23 (blocks and
-# prefixes) and 24 (schedulers). **Time:** about 45 minutes to read and try, about 45 for the exercises.
+# prefixes) and 24 (schedulers). **Time:** about 45 minutes to read and try, about 45 for the
+# [exercises](../exercises/25_engine.ipynb).
 #
 # **Where we are:** all parts of one engine exist. This chapter joins them. Part 3 makes its steps
 # faster, and chapter 51 puts it behind a network address.

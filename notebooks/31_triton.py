@@ -32,7 +32,8 @@
 # against those that it must move, and read the compiler's output.
 #
 # **You need** chapters 13 (norm, rotation, gate), 14 (softmax), 17 (memory bandwidth) and 22 (the pool
-# of keys and values). **Time:** about 60 minutes to read and try, about 110 for the exercises.
+# of keys and values). **Time:** about 60 minutes to read and try, about 130 for the
+# [exercises](../exercises/31_triton.ipynb).
 #
 # **Where we are:** chapters 21 to 25 decided *what* is computed in a step. This part is about *how*:
 # the code that runs on the processor itself.

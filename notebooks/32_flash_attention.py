@@ -34,7 +34,8 @@
 # **You need** chapters 14 (attention), 17 ([prefill](../docs/glossary.md#prefill),
 # [decode](../docs/glossary.md#decode) and the [roofline](../docs/glossary.md#roofline)), 22 (block
 # tables) and 31 (kernels in Triton; registers, shared memory, warps).
-# **Time:** about 65 minutes to read and try, about 100 for the exercises.
+# **Time:** about 65 minutes to read and try, about 110 for the
+# [exercises](../exercises/32_flash_attention.ipynb).
 #
 # **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward →
 # add ) → norm → output head → next token. This chapter exchanges the function inside attention, and

@@ -39,7 +39,8 @@
 # shared memory are read from **compiled** code. (The next section also measures times on this CPU.)
 #
 # **You need** chapters 22 (block tables), 31 (kernels in Triton) and 32 (online softmax).
-# **Time:** about 55 minutes to read and try, about 90 for the exercises.
+# **Time:** about 55 minutes to read and try, about 110 for the
+# [exercises](../exercises/33_paged_attention.ipynb).
 #
 # **Where we are:** chapter 31 counted the bytes of small kernels, chapter 32 those of
 # [prefill](../docs/glossary.md#prefill). Each further token of an answer is a decode step, whose

@@ -30,8 +30,8 @@
 # step.
 #
 # **You need** chapter 15 (the forward pass), chapter 17 (a decode step reads all weights), and
-# chapter 24 (the scheduler). **Time:** about 60 minutes to read and try, about 110 for the
-# exercises.
+# chapter 24 (the scheduler). **Time:** about 60 minutes to read and try, about 125 for the
+# [exercises](../exercises/41_tensor_parallel.ipynb).
 #
 # **Where we are:** chapters 21 to 25 built an engine for many requests, chapters 31 to 34 made its
 # products fast. All of that ran on one device. Here the model leaves it.

@@ -29,7 +29,8 @@
 # come back, and put your own scheduler behind OpenAI's own client.
 #
 # **You need** chapters 12 (tokens and bytes), 24 (the scheduler) and 25 (the engine and its thread).
-# **Time:** about 55 minutes to read and try, about 75 for the exercises.
+# **Time:** about 55 minutes to read and try, about 75 for the
+# [exercises](../exercises/51_server.ipynb).
 #
 # **Where we are:** chapters 21 to 25 built an engine that a Python program calls. Chapters 31 to 41
 # made its steps fast. From here on its users are programs on other machines.

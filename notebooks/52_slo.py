@@ -30,7 +30,8 @@
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
-# about 70 minutes to read and try, about 100 for the exercises. The chapter has two halves: measuring (to
+# about 70 minutes to read and try, about 100 for the
+# [exercises](../exercises/52_slo.ipynb). The chapter has two halves: measuring (to
 # Figure 52.5), and diagnosing (from "Diagnosis as a method" on). Each is enough for one sitting.
 #
 # **Where we are:** the engine is complete, the server is running. What remains is to operate it:

@@ -291,7 +291,7 @@ def test_a_kernel_is_checked_with_jit_above_it_and_without() -> None:
 def test_without_triton_a_check_says_what_to_do_and_stubs_are_there() -> None:
     script = (
         "import sys; sys.modules['triton'] = None\n"
-        "from minigen_course.grading.workspace import exercise_notebook\n"
+        "from minigen_course.handout.sheet import exercise_notebook\n"
         "from minigen_course.grading.exercise import exercises\n"
         "from minigen_course.grading.judge import verdict_on\n"
         "assert 'import triton.language as tl' in str(exercise_notebook('31'))\n"

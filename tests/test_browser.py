@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from minigen_course.grading.workspace import make_workspace
+from minigen_course.handout.workspace import make_workspace
 from tools.book.__main__ import write
 from tools.chapters import BUILD, ROOT
 

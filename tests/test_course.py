@@ -22,12 +22,9 @@ from minigen_course import load_model
 from minigen_course.figures.claims import Claim, gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS
-from minigen_course.grading.workspace import (
-    exercise_notebook,
-    make_workspace,
-    notebooks_folder,
-    progress,
-)
+from minigen_course.handout.course_files import notebooks_folder
+from minigen_course.handout.sheet import exercise_notebook
+from minigen_course.handout.workspace import exercise_files, make_workspace, progress
 from minigen_course.lab import inspect_model
 from tools.chapters import ROOT
 from tools.environment import copy_package
@@ -94,7 +91,8 @@ def test_a_command_imports_no_compiler_that_it_does_not_need(
 def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
     new = {str(path.relative_to(tmp_path)) for path in make_workspace(tmp_path)}
     assert {path.name for path in notebooks_folder().glob("[0-9]*.ipynb")} <= new
-    assert len([name for name in new if "exercises" in name]) == len(CHAPTERS)
+    assert {str(Path("exercises") / name) for name in exercise_files()} <= new
+    assert len([name for name in new if name.endswith(".ipynb")]) == 2 * len(CHAPTERS)
 
 
 def test_a_second_run_completes_a_workspace_and_changes_no_work(tmp_path: Path) -> None:

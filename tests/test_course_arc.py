@@ -71,7 +71,8 @@ def test_the_head_has_the_card_of_chapters_toml(path: Path) -> None:
     assert calls(code_of(path), "chapter_map"), "the map of the engine stands at the head"
     reading, doing = chapter.minutes
     said = " ".join(text_of(path, "markdown").split())
-    assert f"about {reading} minutes to read and try, about {doing} for the exercises" in said
+    sheet = f"[exercises](../exercises/{path.stem}.ipynb)"
+    assert f"about {reading} minutes to read and try, about {doing} for the {sheet}" in said
 
 
 @by_way

@@ -8,7 +8,8 @@ import pytest
 
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
 from minigen_course.grading.judge import verdict_on
-from minigen_course.grading.workspace import exercise_notebook, progress
+from minigen_course.handout.sheet import exercise_notebook
+from minigen_course.handout.workspace import progress
 from minigen_course.lab.toy_engine import serve_toy
 from tests.answers.hunts import CATCHES, Catches, empty
 

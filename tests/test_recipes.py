@@ -20,7 +20,8 @@ from tests.recipe.chapter import FILES as CHAPTER
 from tools.chapters import ROOT
 
 HOLD_THE_ORDER = [
-    f"tests/test_{name}.py" for name in ("notebooks", "course_arc", "exercises", "layout")
+    f"tests/test_{name}.py"
+    for name in ("notebooks", "course_arc", "exercises", "exercise_sheets", "layout")
 ]
 WITHOUT_MEANING = frozenset({"attention_out_bias", "residual_dropout"})
 
@@ -71,6 +72,7 @@ def test_a_chapter_is_five_files(tmp_path: Path) -> None:
     for command in (
         ["tools.chapters", "--write"],
         ["tools.notebooks", "18"],
+        ["tools.exercise_sheets"],
         ["pytest", "-q", "-p", "no:cacheprovider", *HOLD_THE_ORDER, "-k", "18"],
     ):
         done = subprocess.run(

@@ -14,7 +14,8 @@ from minigen.llm import LLM
 from minigen.renamed import METHODS, OPTIONS
 from minigen.sampling.params import SamplingParams
 from minigen_course.grading.migrate import _names, migrate, migrated, outdated
-from minigen_course.grading.workspace import notebooks_folder, progress
+from minigen_course.handout.course_files import notebooks_folder
+from minigen_course.handout.workspace import progress
 
 OLD_PART = """\
 from minigen.cache.manager import BlockManager

@@ -112,9 +112,10 @@ def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) ->
     num_blocks = -(-longest // pool.block_size)
     tables = batch.block_tables[: batch.num_decodes, :num_blocks]
     lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1)
-    slot = torch.arange(num_blocks * pool.block_size)
+    position = torch.arange(num_blocks * pool.block_size)
     masks = {
-        window: (slot < lengths) & (slot >= lengths - (window or slot.numel() + longest))
+        window: (position < lengths)
+        & (position >= lengths - (window or position.numel() + longest))
         for window in set(windows)
     }
 

@@ -26,7 +26,7 @@ from minigen_course.figures.style import (
     figure,
     printable,
 )
-from minigen_course.grading.workspace import notebooks_folder
+from minigen_course.handout.course_files import notebooks_folder
 
 
 @dataclass(frozen=True)

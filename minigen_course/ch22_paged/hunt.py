@@ -146,4 +146,5 @@ HUNT = Hunt(
     "slot of a decode step from the number of tokens in the last block, as `next_slots` does here "
     "(its issue 76). ONNX Runtime GenAI once wrote every decoded token one slot too far, and read "
     "a slot that was never written (pull request 2354).",
+    minutes=20,
 )

@@ -177,4 +177,5 @@ HUNT = Hunt(
     "exactly one block (issue 114): all tokens were cached, and the model ran on no token. "
     "InfiniLM fixed the same bug (pull request 381), and names SGLang's rule for it; vLLM computes "
     "the whole last block again (pull request 11186).",
+    minutes=25,
 )

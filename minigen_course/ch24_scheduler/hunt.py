@@ -186,4 +186,5 @@ HUNT = Hunt(
     'prompt when a preempted request started again (pull request 3080: "we should prefill all the '
     "tokens\"). vLLM's Gaudi plugin did the same, and also counted output tokens twice (pull "
     "request 524). vLLM has a report of incomplete answers after recomputation (issue 16832).",
+    minutes=25,
 )

@@ -153,4 +153,5 @@ HUNT = Hunt(
     "therefore make the ranks agree on the size of the KV cache first: vLLM takes the smallest "
     "number of blocks that any of its workers can have, SGLang the smallest free memory of all "
     "ranks.",
+    minutes=25,
 )

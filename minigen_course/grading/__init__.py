@@ -1,1 +1,1 @@
-"""Exercises: statements, checks, stubs, workspaces and bug hunts."""
+"""Exercises: statements, checks, stubs and bug hunts."""

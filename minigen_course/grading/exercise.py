@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from minigen_course.grading.stub import find_object
 
 Check = Callable[[Any], None]
+Level = Literal["warm-up", "core", "stretch"]
+POINTS = dict(zip(get_args(Level), (5, 10, 15), strict=True))
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parents[1].glob("ch*/exercises.toml"))
 CHAPTERS = {  # chapter number -> the module of its checks
@@ -32,8 +34,9 @@ class Exercise:
 
     `dotted` is the full name of the solution, the package's own object. `statement` (Markdown) says
     what to build. `use` is a cell that runs the part, named `mine`, in the engine. `harder` is a
-    harder task. `level` says how much the exercise asks for. Nothing of the chapter is imported
-    before `solution` or `checks` is read.
+    harder task. `level` says how much the exercise asks for, and `minutes` about how long it takes
+    someone who has just read the chapter. Nothing of the chapter is imported before `solution` or
+    `checks` is read.
     """
 
     chapter: str
@@ -43,7 +46,13 @@ class Exercise:
     hints: tuple[str, ...]
     use: str
     harder: str
-    level: Literal["warm-up", "core", "stretch"] = "core"
+    minutes: int
+    level: Level = "core"
+
+    @property
+    def points(self) -> int:
+        """The marks for a part that passes all checks."""
+        return POINTS[self.level]
 
     @property
     def solution(self) -> Any:
@@ -78,6 +87,7 @@ def exercises(chapter: str) -> dict[str, Exercise]:
             tuple(map(_joined, each["hints"])),
             each["use"].rstrip(),
             _joined(each["harder"]),
+            each["minutes"],
             each.get("level", "core"),
         )
         for name, each in texts.items()

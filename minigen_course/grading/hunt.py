@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from minigen_course.grading.check import SECONDS, judge, print_hints
-from minigen_course.grading.exercise import FOLDERS, Check, Wrong, expect
+from minigen_course.grading.exercise import FOLDERS, POINTS, Check, Wrong, expect
 from minigen_course.grading.stub import dotted_name, emptied, imports_of, source_of
 
 Test = Callable[[Any], object]
@@ -39,6 +39,7 @@ class Hunt:
     signature of the learner's test. `mended` is correct, and `right` are correct parts that are
     written differently. `variants` have related mistakes, by what is wrong in them. `checks` apply
     to the mended part alone. `story` (Markdown) describes the symptom and where it appeared.
+    `minutes` says about how long the hunt takes.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Hunt:
     checks: tuple[Check, ...]
     hints: tuple[str, ...]
     story: str
+    minutes: int
+    points: int = POINTS["core"]
 
     def all_checks(self) -> tuple[Check, ...]:
         """Return the checks of what a learner hands in, a `Caught`."""

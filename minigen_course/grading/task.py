@@ -43,7 +43,8 @@ def reveal(chapter: int | str, *names: str, **parts: Any) -> None:
             continue
         path = f"{SOURCE}/{solution.__module__.replace('.', '/')}.py"
         command = f'reveal({int(chapter)}, "{name}")'
-        said = f"The package's {name} opens here after your own has passed its check."
+        whose = "package's" if solution.__module__.startswith("minigen.") else "course's"
+        said = f"The {whose} {name} opens here after your own has passed its check."
         opened = (
             f'<code>{escape(command)}</code> opens it now, and <a href="{path}">so does this</a>'
         )

@@ -14,6 +14,7 @@ modules = ["minigen.kv_cache.block_allocator"]
 [blocks_needed]
 solution = "minigen.kv_cache.block_allocator.blocks_needed"
 level = "warm-up"
+minutes = 5
 statement = '''
 Return how many blocks of `block_size` tokens hold `num_tokens` tokens.
 '''
@@ -92,7 +93,7 @@ ANSWERS = {
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/18_rounding.ipynb)
 #
-# **Time:** about 5 minutes to read and try, about 5 for the exercises.
+# **Time:** about 5 minutes to read and try, about 5 for the [exercises](../exercises/18_rounding.ipynb).
 #
 # <!-- card -->
 # <!-- /card -->

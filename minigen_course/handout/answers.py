@@ -1,0 +1,78 @@
+"""Find a learner's answers in a notebook or in a Python file, and run their definitions.
+
+An answer is a cell that begins with `# exercise: ` (or `# hunt: `) and the full name of a part, or
+a Python file with such a line.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MARK, HUNT_MARK = "# exercise: ", "# hunt: "
+MARKED = re.compile(rf"(?m)^(?:{MARK}|{HUNT_MARK})([\w.]+)$")
+
+
+def cells_of(path: Path) -> list[str]:
+    """Return the sources of a notebook's code cells; of a Python file, its text as one cell.
+
+    Raises `ValueError` for what is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".ipynb":
+            return [text]
+        cells = json.loads(text)["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = "a notebook" if path.suffix == ".ipynb" else "Python code"
+        raise ValueError(f"cannot be read as {kind} ({error})") from error
+
+
+def marks_in(path: Path) -> list[str]:
+    """Return the full names of the parts that a file has answers to, in order.
+
+    Raises `ValueError` for a file that cannot be read.
+    """
+    return [found[1] for source in cells_of(path) for found in MARKED.finditer(source)]
+
+
+def answers_in(path: Path, mark: str) -> Mapping[str, Any] | str | None:
+    """Return what a file defines; None if no cell has `mark` as a line.
+
+    A str says why the file cannot be read or the marked cell cannot be run. Only imports,
+    functions, classes and assignments of plain values are run: no loops, no prints.
+    """
+    try:
+        sources = cells_of(path)
+    except ValueError as error:
+        return str(error)
+    if not any(_has(source, mark) for source in sources):
+        return None
+    module = ModuleType("__main__")  # pickled by value, like a notebook's own objects
+    for source in sources:
+        try:
+            statements = _definitions(source)
+            exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
+        except Exception as error:
+            if _has(source, mark):
+                return f"raised {type(error).__name__}: {error}"
+    return vars(module)
+
+
+def _has(source: str, mark: str) -> bool:
+    return mark in source.splitlines()
+
+
+def _definitions(source: str) -> list[ast.stmt]:
+    lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
+    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return [
+        each
+        for each in ast.parse("\n".join(lines)).body
+        if isinstance(each, kept)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
+    ]
