@@ -498,7 +498,8 @@ links = {each: fit_link(f"{each} ranks here", found, each) for each, found in ti
 picture(
     message_times(times, links),
     "The time of an all-reduce by the bytes of its tensor, on two and three processes here. Points "
-    "are measured, lines are the model with two numbers below. Both axes are logarithmic.",
+    "and open circles are measured, lines are the model with the two numbers below. Both axes are "
+    "logarithmic.",
     number="41.4",
 )
 for num_ranks, found in times.items():
@@ -507,6 +508,8 @@ for num_ranks, found in times.items():
     measured("  an all-reduce of 1 MB, 1,024 times the bytes", 1e6 * found[2**20], "µs")
     measured("  the line through all of them: latency", 1e6 * links[num_ranks].latency, "µs")
     measured("  and bandwidth", links[num_ranks].bandwidth / 1e9, "GB/s")
+    of_line = links[num_ranks].ring_seconds(2**22, num_ranks)
+    measured("  4 MB take, compared with that line,", found[2**22] / of_line, "times as long")
 guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 
 # %% [markdown]
@@ -515,6 +518,14 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes 2
 # turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so its
 # latency grows.)
+#
+# Take the bandwidth as rough. All eight sizes count alike in the fit, and only the largest ones say
+# much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
+# machine on which this chapter was written, 4 MB on two ranks took clearly longer than the line says,
+# because from 1 MB to 4 MB the time grew faster than the bytes. So no single pair of numbers fits all
+# sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
+# less well into the processor's caches.) This chapter uses the line only for the messages of a decode
+# step. They have 2.3 kB and cost their latency, whatever the bandwidth is.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -562,11 +573,12 @@ def ring_all_reduce(
 my_ring = check(41, ring_all_reduce=ring_all_reduce)
 made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 4, ring=my_ring)
 assert made == answer.token_ids[:4]
-print("three threads that talk to one neighbour only:", whole.tokenizer.decode(made))
+print("three threads, each of which sends to the next one only:", whole.tokenizer.decode(made))
 
 # %% [markdown]
 # That model took every all-reduce through `my_ring`: yours if it passed its check, else the
-# package's.
+# package's. (The logits' all-gather went round the same ring: a thread puts what it sends into the
+# next thread's queue, and reads its own.)
 #
 # ## Your turn: a ring or a tree
 #
@@ -594,6 +606,15 @@ print("three threads that talk to one neighbour only:", whole.tokenizer.decode(m
 # tree takes $6 \cdot 2.036 = 12.2$ µs. Both times are nearly all latency. (Libraries also cut a tree's
 # large messages into chunks that follow one another. Then a large message costs less than by this
 # formula.)
+#
+# Why do large messages take the ring? Count what each of the 8 ranks sends, in whole tensors. In the
+# ring it is 14 pieces of an eighth, 14 / 8 = 1.75 tensors for every rank. In the tree, ranks 1, 3, 5 and
+# 7 send one, ranks 2 and 6 send two (one up, one back down), rank 4 sends three (one up, two down), and
+# rank 0 three (all down). That is $8 \cdot 1.75 = 14$ in the ring, and $4 + 4 + 3 + 3 = 14$ in the tree:
+# both move the same bytes in all. But the ring spreads them evenly, and every link works in every turn,
+# in both directions. In the tree, ranks 0 and 4 work in all six turns, sending in three and receiving in
+# three, while ranks 1, 3, 5 and 7 work in two turns only. So the bytes take the time of 1.75 tensors in
+# the ring, and of 6 in the tree, one for each turn.
 
 # %%
 task(41, "choose_all_reduce")
@@ -640,18 +661,18 @@ for name, link in LINKS.items():
 
 # %% [markdown]
 # Each line is a link and a message size. A token's message takes the tree on every link, because
-# there only turns count. A prompt's message takes the ring, because there bytes count.
+# there turns count more. A prompt's message takes the ring, because there bytes count.
 #
-# Where do $\alpha$ and $\beta$ come from? The bandwidths are those of data sheets:
-# [an H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
-# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s are
-# 400 / 8 = 50 GB/s, for each card; 25 Gbit/s are 25 / 8 = 3.1 GB/s. The latencies are assumptions. 2 and
-# 5 µs lie in the range of the constants by which [NCCL
-# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.6 to 3.4 µs
-# for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more: we take 5 µs for
-# InfiniBand, whose cards write into the other machine's memory themselves, and 30 µs for Ethernet, since
-# a message over TCP, the usual protocol of networks, passes the operating systems of two machines.
-# Nothing here was measured on such links.
+# Where do $\alpha$ and $\beta$ come from? The bandwidths are those of data sheets: [an
+# H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
+# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s
+# are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
+# 8 = 3.1 GB/s, for a whole machine. The latencies are assumptions. 2 and 5 µs lie in the range of the
+# constants by which [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn
+# of a ring (0.6 to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and
+# more: we take 5 µs for InfiniBand, whose cards write into the other machine's memory themselves, and
+# 30 µs for Ethernet, since a message over TCP, the usual protocol of networks, passes the operating
+# systems of two machines. Nothing here was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -684,6 +705,10 @@ guess_gain = predict("8 cards: how many times as fast as one?", None)
 
 
 # %%
+def cuts_evenly(model):
+    return all(obstacle(config_of(model), {}, "float32", each) is None for each in ranks)
+
+
 def gain(model, card, at_once):
     return speed_ups(SHAPES[model], MACHINES[card], list(LINKS.values()), batch=at_once)
 
@@ -692,9 +717,13 @@ explore(
     gain,
     "Decode steps on several cards, by the cost model: how many times as fast as one card, against "
     "the number of ranks, for four links, whether or not such a card can be bought with them. "
-    "The grey line is what it would be without messages.",
+    "The grey line is what it would be without messages. The models are those that 2, 4 and 8 ranks "
+    "can share.",
     "41.7",
-    model=["Llama-3-70B", *(name for name in SHAPES if name != "Llama-3-70B")],
+    model=[
+        "Llama-3-70B",
+        *(name for name in SHAPES if name != "Llama-3-70B" and cuts_evenly(name)),
+    ],
     card=list(MACHINES),
     at_once=(1, 256, 1, 1),
 )
@@ -768,14 +797,14 @@ guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a s
 # | cut | what is split | messages per layer | bytes of one | it pays when |
 # |---|---|---|---|---|
 # | tensor | every matrix, the KV cache by heads | 2 all-reduces | $b \cdot H \cdot 2$ | a token must be faster, and links are fast |
-# | pipeline | layers, the KV cache by layers | none inside a stage; one transfer to the next stage | $b \cdot H \cdot 2$ | the model does not fit into a node, or links are slow |
+# | pipeline | layers, the KV cache by layers | none inside a stage; a transfer to the next stage for each micro-batch | $b \cdot H \cdot 2$, with the $b$ of a micro-batch | the model does not fit into a node, or links are slow |
 # | data | requests | none in a dense model | | one copy fits, and there are more requests than it serves |
 # | context | tokens of a sequence, the KV cache by tokens | attention's: keys and values, or partial results | grows with the tokens (prefill) or heads (decode) | contexts are very long |
 # | expert | experts | 2 all-to-alls, there and back | the tokens' vectors, once for each of their experts | a mixture of experts has many experts |
 #
-# $b$ is the number of tokens in the step. The cuts can be combined: tensor parallel inside a node and
-# pipeline parallel between nodes is
-# [vLLM's advice](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), for example.
+# $b$ is the number of tokens in the step, and for a pipeline in the micro-batch. The cuts can be
+# combined: tensor parallel inside a node and pipeline parallel between nodes is [vLLM's
+# advice](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), for example.
 #
 # ## A pipeline in the same cost model
 #
@@ -840,6 +869,10 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
     prefilled = pipeline_ends(8, 8, chunk, sent[256])[-1][-1]
     shown = f"{1e3 * (alone + 8 * sent[1]):>12.1f}{1e3 * (in_8 + 8 * sent[8]):>15.1f}"
     print(f"{'pipeline, ' + name:<28}{shown}{1e3 * prefilled:>20.0f}")
+of_chunk = prefill_step(big, 256, weight_bits=16)
+print(f"\non one card: 8 sequences take {1e3 * in_8:.1f} ms, and a chunk of 256 tokens", end=" ")
+print(f"{1e3 * of_chunk.num_bytes / h100.bandwidth:.1f} ms to read", end=", ")
+print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 
 # %% [markdown]
 # In the picture, micro-batch 0 walks down the diagonal, and the grey corners are the bubble. With one
@@ -847,15 +880,28 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
 # here, and transfers are free. Real stages differ, and the slowest one sets the pace.)
 #
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
-# needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a step of all 64
-# takes hardly less than on one card, because every stage reads its weights 8 times, once per micro-batch.
-# (This column has no bubble: in decode a micro-batch enters stage 0 with its next token as soon as it
-# leaves the last stage, so with as many micro-batches as stages none idles after the start.) It gains
-# memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256 tokens, it is several
-# times as fast as one card over *either* link, since a chunk is sent only once per stage instead of twice
-# per layer. (The chunks' attention to earlier chunks is left out. The first two columns count eight
-# transfers: seven between stages, and one back to stage 0. The claim at the end counts the seven.) So
-# over slow links a pipeline pays, and tensor parallelism does not.
+# needs all layers, one after another.
+#
+# **64 sequences, by hand.** The pipeline makes 8 micro-batches of 8 of them. On one card 8 sequences take
+# 42.3 ms, so a stage, with an eighth of the layers, takes 42.3 / 8 = 5.3 ms for a micro-batch. A
+# micro-batch passes 8 stages for its next token: 42.3 ms, and 8 transfers. In the same time each stage
+# works on each of the 8 micro-batches once, which is again 42.3 ms. So this is the time of a step of all
+# 64, and only the transfers leave a stage idle: in decode a micro-batch enters stage 0 with its next
+# token as soon as it comes back from the last stage. The step takes hardly less than on one card, because
+# every stage reads its weights 8 times, once per micro-batch. The pipeline gains memory, and so room for
+# more sequences.
+#
+# **A prompt, by hand.** It is cut into 8 chunks of 256 tokens. On one card a chunk takes 35.5 ms to
+# compute, but 41.5 ms to read, nearly all of it weights: 256 tokens are fewer than the 295 or so at
+# which this card computes as long as it reads (chapter 17). So a stage takes 41.5 / 8 = 5.19 ms for a
+# chunk, and 8 chunks on 8 stages take 8 + 7 = 15 such turns, 78 ms over NVLink. (If only the arithmetic
+# counted, a turn would take 35.5 / 8 = 4.44 ms, and all of them 67 ms. The other 11 ms are the price of
+# reading the weights once per chunk.) Over *either* link that is several times as fast as one card,
+# since a chunk is sent only once per stage instead of twice per layer.
+#
+# (The chunks' attention to earlier chunks is left out. The first two columns count eight transfers: seven
+# between stages, and one back to stage 0. The prompt's column and the claim at the end count the seven.)
+# So over slow links a pipeline pays, and tensor parallelism does not.
 #
 # ## The measurement again
 #
@@ -874,30 +920,33 @@ split.close()
 measured("a step of one process", 1e3 * alone_seconds, "ms")
 measured("a step of three", 1e3 * reading.step_seconds, "ms")
 guess_split.compare(reading.step_seconds / alone_seconds, "times", measured=True)
-in_messages = sorted(
-    sum(each.counts["duration_ns"] for each in step if each.kind.value == "all_reduced")
-    for step in messages_of_steps(recorder.events)
-)
-inside = in_messages[len(in_messages) // 10] / 1e9
+in_messages = []  # of each step: the seconds in all messages, and those in all-reduces
+for step in messages_of_steps(recorder.events):
+    taken = [(each.counts["duration_ns"] / 1e9, each.kind.value) for each in step]
+    of_sums = [seconds for seconds, kind in taken if kind == "all_reduced"]
+    in_messages.append((sum(seconds for seconds, _ in taken), sum(of_sums)))
+inside, in_sums = sorted(in_messages)[len(in_messages) // 10]
 moving = counts["all_reduced"] * links[3].ring_seconds(4 * whole.config.hidden, 3)
 parts_of_three = {
     "computing": reading.step_seconds - inside,
     "moving": moving,
-    "waiting": inside - moving,
+    "waiting": in_sums - moving,
+    "other messages": inside - in_sums,
 }
 picture(
     step_parts({"one process": {"computing": alone_seconds}, "three processes": parts_of_three}),
-    "A step of one process, and of three on the same cores. Computing: outside the all-reduces. "
+    "A step of one process, and of three on the same cores. Computing: outside all messages. "
     "Moving: what the all-reduces take by the line of Figure 41.4. Waiting: the rest of the "
-    "all-reduces.",
+    "all-reduces. Other messages: the broadcasts and the all-gather.",
     number="41.10",
 )
-measured("rank 0 was outside its all-reduces for", 1e3 * parts_of_three["computing"], "ms")
-measured("and inside them for", 1e3 * inside, "ms")
+measured("rank 0 was outside its messages for", 1e3 * parts_of_three["computing"], "ms")
+measured("in two broadcasts and an all-gather for", 1e3 * (inside - in_sums), "ms")
+measured("and in all-reduces for", 1e3 * in_sums, "ms")
 measured(
     "  moving, by the line through the times of ranks that do nothing else", 1e3 * moving, "ms"
 )
-measured("  waiting for other ranks: the rest", 1e3 * (inside - moving), "ms")
+measured("  waiting for other ranks: the rest", 1e3 * (in_sums - moving), "ms")
 
 # A control: one rank on one core, and two ranks on a core each
 tall, wide = torch.randn(16384, 2048), torch.randn(2048, 16384)
@@ -923,19 +972,21 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 # disturb either measurement: if the upper bar is the longer one, or several times as long as you saw
 # before, run both measurements again on a quiet machine. On the quiet machine of two cores on which
 # this chapter was written, a step of three processes takes several times as long as a step of one.
-# The time of the three processes has three parts:
+# The time of the three processes has four parts:
 #
-# 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
+# 1. **Computing** (blue) is all that rank 0 did outside its messages. It would be about a third of the
 #    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
-#    the ranks share both. (The step's time, and the time inside all-reduces, are each the second
+#    the ranks share both. (The step's time, and the time inside messages, are each the second
 #    smallest of twelve steps, which other programs disturbed least.)
 # 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
 #    which was measured with ranks that did nothing else.
 # 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
 #    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If
 #    this is negative on your machine, the messages were faster here than by the line.)
+# 4. **Other messages** (green) are the two broadcasts and the all-gather of Figure 41.3, with their own
+#    waiting.
 #
-# On three machines with a fast link, computing would be a third, and waiting little.
+# On three machines with a fast link, computing would be about a third, and waiting little.
 # What a split costs can be seen here; what it gains cannot, because the gain needs a device for each
 # rank. The nearest to that on one machine is a core for each rank. So the last three lines compare
 # one rank that may use one core with two ranks that may use one core each. They run a feed-forward
@@ -1209,8 +1260,9 @@ verdicts(
 # - Between a row split and its all-reduce only linear operations are allowed.
 # - A transformer layer takes two all-reduces: one after attention, one after the feed-forward
 #   layer. KV heads, and so the KV cache, are cut with the query heads.
-# - For an all-reduce, a ring moves fewer bytes per link than a tree, and a tree takes fewer turns (from
-#   four ranks on). Decode messages are small and pay latency; prompts pay bytes.
+# - For an all-reduce, a ring and a tree move the same bytes in all. The ring spreads them evenly and
+#   keeps every link busy, so its bytes take less time; the tree takes fewer turns (from four ranks on).
+#   Decode messages are small and pay latency; prompts pay bytes.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. Its stages idle in a bubble of

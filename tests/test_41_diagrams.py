@@ -1,10 +1,14 @@
 """Diagrams show what their names say: shapes add up, a ring ends with sums, bubbles are counted."""
 
+from queue import SimpleQueue
+
 import pytest
 import torch
 from matplotlib.patches import Rectangle
 
+from minigen.errors import WorkerError
 from minigen.parallel.comm import Comm, run_ranks
+from minigen_course.ch41_tensor_parallel import lesson
 from minigen_course.ch41_tensor_parallel.lesson import (
     LINKS,
     RingComm,
@@ -74,17 +78,29 @@ def test_a_ring_has_a_table_for_each_turn_and_one_for_the_end() -> None:
     assert framed == [3, 3, 3, 3, 0]
 
 
-def test_a_ring_comm_adds_up_tensors_of_any_shape() -> None:
-    def work(comm: Comm) -> list[torch.Tensor]:
-        ring = RingComm(comm, ring_all_reduce)
-        assert (ring.rank, ring.num_ranks) == (comm.rank, 3)
-        x = torch.arange(10.0).view(2, 5) * (comm.rank + 1)
-        return [ring.all_reduce(x), ring.all_gather(x), ring.broadcast(x.clone())]
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_a_ring_comm_has_the_results_of_other_ranks_and_talks_to_neighbours_only(
+    num_ranks: int,
+) -> None:
+    inboxes = [SimpleQueue[torch.Tensor]() for _ in range(num_ranks)]
 
-    for summed, gathered, sent in run_ranks(3, work):
-        assert torch.equal(summed, 6 * torch.arange(10.0).view(2, 5))
-        assert gathered.shape == (2, 15)
-        assert torch.equal(sent, torch.arange(10.0).view(2, 5))
+    def work(comm: Comm) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        ring = RingComm(comm.rank, num_ranks, ring_all_reduce, inboxes)
+        x = torch.arange(10.0).view(2, 5) * (comm.rank + 1)
+        ways = ("all_reduce", "all_gather", "broadcast")
+        return [(getattr(ring, way)(x.clone()), getattr(comm, way)(x)) for way in ways]
+
+    for of_rank in run_ranks(num_ranks, work):
+        for in_ring, right in of_rank:
+            assert torch.equal(in_ring, right)
+    assert all(inbox.empty() for inbox in inboxes)
+
+
+def test_a_rank_of_a_ring_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lesson, "PATIENCE", 0.01)
+    inboxes = [SimpleQueue[torch.Tensor]() for _ in range(2)]
+    with pytest.raises(WorkerError, match="Rank 1 waited"):
+        RingComm(1, 2, ring_all_reduce, inboxes).pass_on(torch.ones(1))
 
 
 def test_the_choice_is_that_of_a_link() -> None:
@@ -120,9 +136,9 @@ def test_a_pipeline_chart_says_how_long_stages_are_idle() -> None:
 
 
 def test_parts_of_a_step_add_up_to_its_length() -> None:
-    parts = {"computing": 0.02, "moving": 0.01, "waiting": -0.001}
+    parts = {"computing": 0.02, "moving": 0.01, "waiting": -0.001, "other messages": 0.004}
     axes = step_parts({"one": {"computing": 0.05}, "three": parts}).axes[0]
-    assert [text.get_text() for text in axes.texts] == [" 50 ms", " 30 ms"]
+    assert [text.get_text() for text in axes.texts] == [" 50 ms", " 34 ms"]
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == list(parts)

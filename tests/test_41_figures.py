@@ -64,8 +64,8 @@ def test_work_is_divided_between_ranks_and_messages_are_not() -> None:
 
 
 def test_a_slow_network_makes_ranks_slower_than_one() -> None:
-    fast = allowed(SHAPES["SmolLM2-135M"], H100, LINKS["NVLink 4"], (1, 8), 1, 1024)
-    slow = allowed(SHAPES["SmolLM2-135M"], H100, LINKS["Ethernet 25 Gbit/s"], (1, 8), 1, 1024)
+    fast = allowed(SHAPES["SmolLM2-1.7B"], H100, LINKS["NVLink 4"], (1, 8), 1, 1024)
+    slow = allowed(SHAPES["SmolLM2-1.7B"], H100, LINKS["Ethernet 25 Gbit/s"], (1, 8), 1, 1024)
     assert fast[1] == slow[1] == 1
     assert slow[8] < 1
     assert slow[8] < fast[8] < 8
@@ -117,6 +117,14 @@ def test_curves_are_the_numbers_that_they_are_given() -> None:
     times = {256: 50e-6, 2**20: 2e-3}
     points = message_times({2: times}, {2: Link("here", 20e-6, 1e9)}).axes[0].get_lines()[0]
     assert list(points.get_ydata()) == pytest.approx([50, 2000])
+
+
+def test_equal_times_of_two_numbers_of_ranks_are_both_seen() -> None:
+    link = Link("here", 20e-6, 1e9)
+    lines = message_times({2: {256: 1e-3}, 3: {256: 1e-3}}, {2: link, 3: link}).axes[0].get_lines()
+    filled, _, hollow, _ = lines
+    assert (filled.get_fillstyle(), hollow.get_fillstyle()) == ("full", "none")
+    assert hollow.get_markersize() > filled.get_markersize()
 
 
 def test_a_machine_of_no_speed_gains_the_full_factor() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -157,15 +158,18 @@ def message_times(
 ) -> Figure:
     """Draw the seconds of an all-reduce by its bytes: as measured, and as a line with two terms.
 
-    Both arguments are by number of ranks.
+    Both arguments are by number of ranks. The first number of ranks has filled points, and each of
+    the others larger open circles, so that equal times hide none of them.
     """
     made, axes = figure(8, 4)
-    for (num_ranks, times), color in zip(measured.items(), CYCLE, strict=False):
-        sizes = list(times)
-        axes.plot(sizes, [1e6 * each for each in times.values()], "o", color=color)
-        link, turns = fitted[num_ranks], 2 * (num_ranks - 1)
-        line = [1e6 * turns * (link.latency + size / num_ranks / link.bandwidth) for size in sizes]
-        axes.plot(sizes, line, color=color, label=f"{num_ranks} ranks")
+    for number, (num_ranks, times) in enumerate(measured.items()):
+        sizes, color = list(times), CYCLE[number]
+        style = {"color": color, "markersize": 6 + 4 * number, "markeredgewidth": 1.5}
+        style |= {"fillstyle": "none" if number else "full", "marker": "o", "linestyle": ""}
+        axes.plot(sizes, [1e6 * each for each in times.values()], **style)
+        between = np.geomspace(min(sizes), max(sizes), 60)
+        line = [1e6 * fitted[num_ranks].ring_seconds(each, num_ranks) for each in between]
+        axes.plot(between, line, color=color, label=f"{num_ranks} ranks")
     axes.set(xscale="log", yscale="log")
     axes.tick_params(which="both", colors=QUIET, labelsize=9)
     axes.set_xlabel("bytes of the tensor (log scale)")

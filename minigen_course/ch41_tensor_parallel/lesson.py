@@ -16,6 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.errors import WorkerError
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, swiglu
 from minigen.model.transformer import AttendInLayer, Layer, Rotation, dense_linear, project_qkv
@@ -122,20 +124,20 @@ def ring_all_reduce(
 RingAllReduce = Callable[[Tensor, int, int, PassOn], Tensor]
 
 
+PATIENCE = 30.0  # seconds that a rank of a ring waits for the rank before
+
+
 @dataclass(frozen=True)
 class RingComm:
-    """The ranks of another comm, whose all-reduce is a ring of messages to the next rank."""
+    """A rank among threads that sends to the next rank only; `inboxes` has a queue for each rank.
 
-    comm: Comm
+    Raises `WorkerError` if the rank before sends nothing for `PATIENCE` seconds.
+    """
+
+    rank: int
+    num_ranks: int
     ring: RingAllReduce
-
-    @property
-    def rank(self) -> int:
-        return self.comm.rank
-
-    @property
-    def num_ranks(self) -> int:
-        return self.comm.num_ranks
+    inboxes: SequenceOf[SimpleQueue[Tensor]]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Fill x up to a multiple of n numbers, and add it up in the ring."""
@@ -145,14 +147,27 @@ class RingComm:
         return summed[: x.numel()].view_as(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self.comm.all_gather(x)
+        """Pass every rank's x round the ring once."""
+        arrived = [x]  # this rank's own, then that of the rank before, and so on
+        for _ in range(self.num_ranks - 1):
+            arrived.append(self.pass_on(arrived[-1]))
+        ordered = [arrived[(self.rank - rank) % self.num_ranks] for rank in range(self.num_ranks)]
+        return torch.cat(ordered, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return self.comm.broadcast(x)
+        """Pass rank 0's x on from rank to rank; what rank 0 receives it ignores."""
+        for _ in range(self.num_ranks - 1):
+            received = self.pass_on(x)
+            x = received if self.rank else x
+        return x
 
     def pass_on(self, piece: Tensor) -> Tensor:
-        """Return the piece of the rank before; all ranks call this, with pieces of one size."""
-        return self.comm.all_gather(piece).chunk(self.num_ranks)[self.rank - 1]
+        """Send a piece to the next rank, and return the one that the rank before has sent."""
+        self.inboxes[(self.rank + 1) % self.num_ranks].put(piece.clone())
+        try:
+            return self.inboxes[self.rank].get(timeout=PATIENCE)
+        except Empty:
+            raise WorkerError(f"Rank {self.rank} waited for a piece that did not come.") from None
 
 
 def continue_split(
@@ -165,13 +180,15 @@ def continue_split(
 ) -> list[int]:
     """Continue a prompt greedily on ranks that are threads of this process.
 
-    Every layer is run by `run_layer`, and every all-reduce by `ring`, if it is given. It runs in
-    float32 without a KV cache, so it suits only a few tokens.
+    Every layer is run by `run_layer`. If `ring` is given, it runs every all-reduce, and all
+    messages go from each rank to the next one only. It runs in float32 without a KV cache, so it
+    suits only a few tokens.
     """
     config = checkpoint.config
+    inboxes = [SimpleQueue[Tensor]() for _ in range(num_ranks)]
 
     def work(threads: Comm) -> list[int]:
-        comm = RingComm(threads, ring) if ring else threads
+        comm = RingComm(threads.rank, num_ranks, ring, inboxes) if ring else threads
         made: list[int] = []
         with torch.inference_mode():
             linear = dense_linear(torch.float32)
@@ -238,7 +255,8 @@ class Link:
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int) -> float:
         """Return the time of a ring or of a tree, whichever is faster.
 
-        A ring moves the fewest bytes, and a tree takes the fewest turns.
+        Both move the same bytes in all. A ring spreads them evenly over the links, which all work
+        in every turn; a tree takes fewer turns, from four ranks on.
         """
         return min(self.ring_seconds(num_bytes, num_ranks), self.tree_seconds(num_bytes, num_ranks))
 

@@ -173,7 +173,11 @@ def topology() -> Figure:
         axes.plot([4.5 + 10 * node] * 2, [0.4, -0.75], color=INK, linewidth=1)
     axes.plot([4.5, 14.5], [-0.75, -0.75], color=INK, linewidth=1)
     axes.text(
-        *(9.5, -1.05, "network between nodes: InfiniBand 50 GB/s, Ethernet 3.1 GB/s each way"),
+        *(
+            9.5,
+            -1.05,
+            "between nodes, each way: InfiniBand 50 GB/s per card, or Ethernet 3.1 GB/s per node",
+        ),
         **{"color": INK, "ha": "center", "va": "center", "fontsize": 9},
     )
     axes.set(xlim=(-0.1, 19.1), ylim=(-1.35, 5.1), xticks=[], yticks=[])
@@ -276,12 +280,12 @@ def pipeline_chart(ends: Sequence[Sequence[float]], stage_seconds: float) -> Fig
 
 
 def step_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw a bar for each step, made of its parts in seconds; the same part has one colour."""
+    """Draw a bar for each step, made of at most four parts in seconds; a part has one colour."""
     made, axes = figure(9, 1.2 + 0.5 * len(steps))
     names = list(dict.fromkeys(name for parts in steps.values() for name in parts))
-    for name, color in zip(names, (BLUE, ORANGE, FAINT), strict=False):
+    colors = dict(zip(names, (BLUE, ORANGE, FAINT, GREEN), strict=False))
+    for name, color in colors.items():
         axes.barh(0, 0, color=color, label=name)  # for the legend
-    colors = dict(zip(names, (BLUE, ORANGE, FAINT), strict=False))
     for row, parts in enumerate(steps.values()):
         left = 0.0
         for name, seconds in parts.items():
