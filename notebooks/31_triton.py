@@ -70,7 +70,6 @@ from minigen.kernels.triton.elementwise import (
     rms_norm_kernel,
     rms_norm_torch,
     rms_norm_triton,
-    rotary_store_torch,
     rotary_store_triton,
     silu_multiply_kernel,
     silu_multiply_torch,
@@ -110,10 +109,12 @@ from minigen_course.ch31_triton.lesson import (
     memory_instructions,
     num_operations,
     num_sectors,
+    operators_of_layer,
     programs_that_fit,
     rms_norm_by,
     rotary_inputs,
     swiglu_by,
+    warp_loads,
 )
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import best_seconds
@@ -406,9 +407,11 @@ reveal(31, add_scaled=mine)
 #
 # A block can be reduced to one number: `tl.max(x, axis=0)`, `tl.sum(x, axis=0)`. Such a **reduction**
 # takes *all* lanes, also those that the mask left out. What do these hold? `tl.load(..., other=v)` puts
-# $v$ there. Without `other`, a GPU promises nothing: the lane holds whatever was in the register. (The
-# checks put something large or nan there, so that it shows.) A pointer plus one number is one address:
-# `tl.load` and `tl.store` take it, too.
+# $v$ there. Without `other`, Triton promises nothing. Today its compiler puts 0 there for an NVIDIA GPU
+# (the machine code further below shows it), and that hides the mistake: a sum comes out right by luck,
+# while the maximum of negative numbers is wrong. So always say what you need. (The checks put something
+# large or nan there, so that it shows.) A pointer plus one number is one address: `tl.load` and
+# `tl.store` take it, too.
 #
 # $$m_r = \max_{0 \le c < n} x_{rc}$$
 #
@@ -517,7 +520,8 @@ guess_sectors.compare(fetched[32], "bytes")
 # %% [markdown]
 # From a stride of 8 on, each number costs a whole sector: eight times the traffic, for the same
 # result. Triton assigns lanes to threads itself. What you decide is which addresses a block has:
-# **a block should be a row of neighbours**.
+# **a block should be a row of neighbours**. (That is needed, but it is not all: the machine code further
+# below has a row of neighbours that is loaded with a stride of 8 all the same.)
 #
 # ## Your turn: columns, without going down a column
 #
@@ -661,8 +665,12 @@ reveal(31, silu_multiply=mine)
 # row goes down to memory and up again for each step.
 #
 # The picture is about `BLOCK`, a power of two, while most rows are not. The pale lanes are masked: they
-# load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in several
-# blocks has to be loaded again for the second use, or be shared among programs.
+# load nothing, but they compute, and take registers. Smaller blocks waste less. One program may well hold
+# several of them in its registers: for example, 576 = 512 + 64 needs two loads, two sums and two stores,
+# masks no lane, and loads nothing twice. (The engine's kernel for the rotation, further below, holds the
+# two halves of a head like this.) But then the kernel has to name each block, so their number and sizes
+# are fixed when it is compiled. A loop over any number of blocks has to load the row again for the second
+# use.
 
 # %%
 norm_seen = record_programs(
@@ -853,26 +861,28 @@ picture(
 # ## What a layer moves
 #
 # Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators,
-# and as one kernel. Bytes are those that programs and operators ask for; launches are counted beside.
+# and as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns
+# its operators between the four matrix products. Of attention, it runs only the store of keys and values
+# into a pool. The cosines and sines of the positions are computed once per step, before the first layer,
+# so they are not counted. Bytes are those that programs and operators ask for; launches are counted
+# beside.
 
 # %%
 gate_up = torch.randn(TOKENS, 2 * config.ffn).half()
 given = rotary_inputs(range(3, 3 + TOKENS), config.q_heads, config.kv_heads, config.head_dim)
-twins = {
-    "sum and norm": norm_steps,
-    "rotation and store": record_operators(lambda: rotary_store_torch(*given)),
-    "SiLU x up": record_operators(lambda: silu_multiply_torch(gate_up)),
-}
+layer_steps = operators_of_layer(model, config.kv_heads, TOKENS)
 kernels = {
     "sum and norm": norm_seen,
     "rotation and store": record_programs(lambda: rotary_store_triton(*given), **given.named()),
     "SiLU x up": record_programs(lambda: silu_multiply_triton(gate_up), gate_up=gate_up),
 }
+twins = {name: layer_steps[name] for name in kernels}
 for name, steps in twins.items():
     apart, moved = sum(step.num_bytes for step in steps), bytes_moved(kernels[name])
     print(f"{name:>18}: {len(steps):>2} operators move {apart:>7,} bytes", end=", ")
     print(f"the kernel {moved:>7,}, needed {bytes_required(kernels[name]):>7,}")
-launches = sum(len(steps) for steps in twins.values()) + len(norm_steps)  # two norms in a layer
+print("in a layer, in order:", ", ".join(f"{name} {len(s)}" for name, s in layer_steps.items()))
+launches = sum(len(steps) for steps in layer_steps.values())
 print(f"launches in a layer, without its products and attention: {launches}, fused: 4")
 picture(
     fused_bytes(twins, {name: bytes_moved(each) for name, each in kernels.items()}),
@@ -883,7 +893,8 @@ picture(
 
 # %% [markdown]
 # Each part has two bars. The upper one is cut into its operators, and the lower one is the kernel that
-# replaces them. A layer's small operations take 4 launches instead of 46.
+# replaces them. A layer begins with a norm and ends with a sum. The sum and the next layer's norm are one
+# kernel again, so a layer's small operations take 4 launches (sum and norm twice) instead of 40.
 #
 # ## Machine code for a GPU that is not here
 #
@@ -898,8 +909,8 @@ picture(
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
 # a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
 # thread of the H100 below can load at once. The figure opens the block twice: its first warp has lanes 0
-# to 255, and this warp's first thread has lanes 0 to 7. The threads of a warp have neighbouring lanes, so
-# the whole warp's load is coalesced.
+# to 255, and this warp's first thread has lanes 0 to 7. If each thread loads its 16 bytes at once, the
+# warp's load is coalesced: it wants 512 neighbouring bytes, 16 sectors.
 #
 # The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
 # and with 4,097 it does. Here are three predictions. The first is about the load and the store of
@@ -929,11 +940,23 @@ def squares_on(chip, num):
 
 for num in (4096, 4097):
     code = squares_on("sm_90", num)
-    found = memory_instructions(code.texts["ptx"])
+    ptx = code.texts["ptx"]
+    found, of_warp = memory_instructions(ptx), warp_loads(ptx, lanes_per_thread=8, itemsize=2)
     print(f"{num:,} numbers, {code.registers} registers per thread, {len(found)} loads and stores:")
     print(*(f"   {each}" for each in found[:3]), sep="\n")
-    print("   operations:", dict(num_operations(code.texts["ptx"]).most_common(6)))
+    print("   operations:", dict(num_operations(ptx).most_common(6)))
+    print(
+        "   bytes from a thread's first number to each load:", [2 * a.offsets[0] for a in of_warp]
+    )
+    print("   sectors of a warp in each load:", [num_sectors([each]) for each in of_warp], end=", ")
+    print(f"in all {num_sectors(of_warp)} for {sum(each.num_bytes for each in of_warp)} bytes")
 guess_loads.compare(len(found))
+picture(
+    sector_map(of_warp[1]),
+    "4,097 numbers of 16 bits: what the first warp wants with the second of its eight loads. Memory in "
+    "lines of 64 numbers; white lines part the sectors.",
+    number="31.9",
+)
 
 # %% [markdown]
 # Names with `%r`, `%rs` and `%rd` are registers of 32, 16 and 64 bits; an address takes 64.
@@ -941,8 +964,22 @@ guess_loads.compare(len(found))
 # it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours. With
 # 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The line of
 # operations shows the eight comparisons that set these predicates (`setp`). (It also counts three `ld`
-# more, which load the kernel's arguments: two pointers and `num`.) Triton looks at every whole number and
-# every address for this. So keep rows at multiples of 16 numbers.
+# more, which load the kernel's arguments: two pointers and `num`. And it counts `mov`: four and then
+# eight of them put 0 into the registers of the masked loads. The two others read the program's number
+# and the thread's.)
+#
+# Worse, the threads still have the lanes of figure 31.8: the addresses in the PTX say that a thread's
+# eight loads begin 2 bytes apart, which is one number. Take load $j$ of the eight, counted from 0. Thread
+# $t$ wants lane $8t + j$ with it, and the next thread wants the lane 8 numbers further. That is a stride
+# $s$ of 8 numbers of $b$ = 2 bytes. By the formula of coalescing these are $s\, b$ = 16 sectors: 512
+# bytes for the 64 that are wanted. Figure 31.9 draws it for $j$ = 1. All eight loads ask for the same 16
+# sectors, so a warp asks for 16 sectors eight times where once would do. The first load fetches them, and
+# the L1 cache can keep them for the others, so memory need not move more. But the SM has eight times as
+# much to ask for. The eight stores have the same gaps.
+#
+# So a block that is a row of neighbours is not yet a coalesced load: the compiler must also know that
+# neighbours share their mask. For this, Triton looks at every whole number and every address among a
+# kernel's arguments. Keep rows at multiples of 16 numbers.
 #
 # ## Occupancy: how many programs fit on an SM
 #
@@ -951,8 +988,9 @@ guess_loads.compare(len(found))
 # warps must be *there*: their registers and their shared memory must be on the SM already, and that is
 # what limits their number. **Occupancy** is the share of an SM's places for warps that are taken:
 #
-# $$\text{programs} = \min\!\left(\left\lfloor \frac{65{,}536}{32\, W R} \right\rfloor,\;
-# \left\lfloor \frac{S_{SM}}{S} \right\rfloor,\; \left\lfloor \frac{64}{W} \right\rfloor,\; 32\right),
+# $$\text{programs} = \min\!\left(\left\lfloor \frac{4}{W} \left\lfloor \frac{16{,}384}{32\, R}
+# \right\rfloor \right\rfloor,\; \left\lfloor \frac{S_{SM}}{S} \right\rfloor,\;
+# \left\lfloor \frac{64}{W} \right\rfloor,\; 32\right),
 # \qquad \text{occupancy} = \frac{W \cdot \text{programs}}{64}$$
 #
 # | symbol | meaning | here |
@@ -960,10 +998,13 @@ guess_loads.compare(len(found))
 # | $W$ | warps of a program | `num_warps` |
 # | $R$ | registers per thread, rounded up to a multiple of 8 | `registers` |
 # | $S, S_{SM}$ | bytes of shared memory of a program (and 1 KiB for the system), of an SM | `shared`, 164 KiB |
-# | 65,536, 64, 32 | registers, places for warps and for programs of an A100's SM | [table](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities) |
+# | 4, 16,384 | parts of an SM, registers of each (65,536 in all) | white paper, linked above |
+# | 64, 32 | places for warps and for programs of an A100's SM | [table](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities) |
 #
-# By hand: a program of 8 warps with 54 registers per thread takes 56 × 32 × 8 = 14,336 registers. Four
-# such programs fit, 32 of 64 warps: an occupancy of 50 %.
+# The inner bracket counts the warps that fit in one part. A warp takes all its registers from the part
+# that runs it, so what is left over in two parts cannot be joined. By hand: with 54 registers per thread,
+# a warp takes 56 × 32 = 1,792 registers. Nine warps fit in a part, 36 in an SM. These are four programs
+# of 8 warps, 32 of 64 warps: an occupancy of 50 %.
 #
 # A thread has 255 registers at most. Whatever does not fit in them is **spilled** to memory, the very
 # traffic that we set out to avoid. Below, the norm's kernel with rows of 8,192 numbers is compiled for
@@ -995,7 +1036,8 @@ for num_warps, code in codes.items():
     print(
         f"rows of 8,192, {num_warps:>2} warps: {code.registers:>3} registers per thread", end=", "
     )
-    print(f"{code.spilled:>3} bytes spilled, occupancy {fit.occupancy:.0%} ({fit.limit})")
+    print(f"{code.spilled:>3} bytes spilled, {code.shared:>2} bytes shared", end=": ")
+    print(f"{fit.num_programs} programs, occupancy {fit.occupancy:.0%} ({fit.limit})")
 guess_registers.compare(round(codes[4].registers / codes[8].registers, 2))
 for chip in ("sm_80", "sm_90", "sm_120", "gfx942"):
     code = norm_on(chip, 4096, 8)
@@ -1006,7 +1048,7 @@ picture(
     ),
     "The 65,536 registers of one SM, parted among programs (a light or dark piece each). The labels on "
     "the left are warps per program, and a program has a row of 8,192 numbers.",
-    number="31.9",
+    number="31.10",
 )
 task(31, "pick_fastest")
 
@@ -1063,10 +1105,14 @@ reveal(31, pick_fastest=mine)
 # same memory again. One thing speaks against them: each piece costs operators of its own, which are the
 # CPU's launches. A tuner need not know any of this; it measures.
 #
-# Now read figure 31.9. A row of it is a kernel, and each light or dark piece is the registers of one
+# Now read figure 31.10. A row of it is a kernel, and each light or dark piece is the registers of one
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
-# each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. With 1
-# warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills.
+# each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. The
+# grey rest lies in the four parts, and there it can be too small for one more warp: with 2 warps per
+# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1
+# warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills. Shared
+# memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its warps
+# exchange, and the 1 KiB of the system, so more than 150 programs would fit.
 #
 # ## The measurement again
 #
@@ -1120,8 +1166,8 @@ print(f"the parts of one token, by kernels: {1e6 * by_kernels / many:.2f} µs")
 explore(
     launch_gaps,
     "24 kernels in time, modelled: the CPU launches them one by one, or as one graph (5 µs to "
-    "launch it, 1 µs between two kernels).",
-    "31.10",
+    "launch it). Both ways, at least 1 µs lies between the end of a kernel and the next one.",
+    "31.11",
     launch_us=(1.0, 12.0, 0.5, 8.0),
     kernel_us=(1.0, 20.0, 0.5, 2.0),
 )
@@ -1132,8 +1178,10 @@ explore(
 # launch takes longer. There, fewer kernels are the gain, and recording a whole step to launch it at
 # once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU does. The picture draws
 # 24 kernels both ways. Its times are assumptions (from Python, a launch takes several microseconds): move
-# them. A kernel that takes longer than a launch hides the next launch: from there on, the GPU no longer
-# waits for the CPU. So launches hurt in decode with few sequences, and not in a long prefill.
+# them. Between two kernels, of which the second needs the first one's result, the GPU itself takes a
+# moment, however they were launched. A kernel that takes longer than a launch hides the next launch: from
+# there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So launches hurt in
+# decode with few sequences, and not in a long prefill.
 #
 # Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory
 # instead of 160. They count the row that goes from layer to layer. By hand, for one token of
@@ -1196,7 +1244,8 @@ verdicts(
 #   leaves out what does not exist; masked lanes still count in a maximum or a sum, with the value of
 #   `other`.
 # - Loads are coalesced: memory comes in sectors of 32 bytes. A block should be a row of neighbours,
-#   also when a column is wanted.
+#   also when a column is wanted, and a row should have a multiple of 16 numbers, so that the compiler
+#   can let a thread load several at once.
 # - Where a program loads and stores may depend on data: positions, slots.
 # - The registers and the shared memory of a program decide how many programs fit on an SM (occupancy).
 #   More warps per program mean fewer registers per thread.
@@ -1217,8 +1266,8 @@ verdicts(
 #
 # <details><summary>3. A program of 8 warps takes 40 registers per thread and no shared memory. How many
 # fit on an SM of an A100, and what is the occupancy?</summary>
-# It takes 40 × 32 × 8 = 10,240 registers. Six programs fit into 65,536, which are 48 of 64 warps: 75
-# %.</details>
+# A warp takes 40 × 32 = 1,280 registers. Twelve warps fit into the 16,384 of a part, 48 into the four
+# parts. These are six programs of 8 warps, and 48 of 64 places for warps: 75 %.</details>
 #
 # ## What the production engines do beyond this
 #

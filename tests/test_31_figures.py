@@ -118,6 +118,11 @@ def test_what_a_program_takes_limits_how_many_fit() -> None:
     assert programs_that_fit(4, 16, 80_000).limit == "shared memory"
 
 
+def test_a_warp_takes_its_registers_from_one_part_of_the_sm() -> None:
+    assert programs_that_fit(1, 216, 0).num_programs == 8  # 65,536 / (32 * 216) is 9.5
+    assert programs_that_fit(2, 200, 0).num_programs == 4  # 65,536 / (64 * 200) is 5.1
+
+
 def test_the_registers_of_an_sm_are_parted_among_its_programs() -> None:
     made = occupancy_map({"narrow": (8, 54, 0), "wide": (8, 255, 0)})
     widths = [bar.get_width() for bar in made.axes[0].patches]
@@ -139,5 +144,9 @@ def test_a_graph_closes_the_gaps_between_short_kernels() -> None:
         "launched one by one: 82 µs, the GPU idles for 76%"
     )
     assert together.get_title(loc="left").startswith("launched as one graph: 34 µs")
-    long, _ = launch_gaps(4, 20, num_kernels=10).axes
-    assert "204 µs, the GPU idles for 2%" in long.get_title(loc="left")
+
+
+def test_a_graph_gains_no_more_than_launches_once_kernels_hide_them() -> None:
+    apart, together = launch_gaps(8, 20, num_kernels=10).axes
+    assert "217 µs, the GPU idles for 8%" in apart.get_title(loc="left")  # 8 + 10 * 20 + 9 * 1
+    assert "214 µs, the GPU idles for 7%" in together.get_title(loc="left")  # 5 + 10 * 20 + 9 * 1

@@ -27,14 +27,18 @@ from minigen_course.ch31_triton.lesson import (
     instructions,
     memory_instructions,
     num_operations,
+    num_sectors,
     operation,
+    operators_of_layer,
     rms_norm_by,
     rotary_inputs,
     swiglu_by,
+    warp_loads,
 )
 from minigen_course.grading.check import judge
 from minigen_course.grading.exercise import exercises
 from minigen_course.grading.plug_in import using
+from minigen_course.lab.inspect_model import transformer_of
 from minigen_course.lab.memory_watch import record_operators
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, interpreted, launch
@@ -207,6 +211,8 @@ def test_repeated_elements_are_read_once_and_of_a_table_only_its_rows() -> None:
     ones = torch.ones(2, 6)
     (scattered,) = record_operators(lambda: table.index_put_((at,), ones))
     assert (scattered.bytes_read, scattered.bytes_written) == (16 + 48, 48)
+    (copied,) = record_operators(lambda: table.index_copy_(0, at, ones))
+    assert (copied.bytes_read, copied.bytes_written) == (16 + 48, 48)
     (added,) = record_operators(lambda: torch.add(table, table[:1].expand(100, 6)))
     assert added.bytes_read == 4 * 606
 
@@ -251,6 +257,38 @@ def test_ptx_is_read_by_its_instructions() -> None:
     ]
     assert [each[:4] for each in memory_instructions(PTX)] == ["@%p1", "@!%p"]
     assert num_operations(PTX)["setp"] == 1
+
+
+WIDE = "@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];\n"
+NARROW = "add.s64 %rd1, %rd17, %rd19;\n" + "".join(
+    f"add.s64 %rd{2 + place}, %rd1, {2 + 2 * place};\n" for place in range(7)
+)
+NARROW += "".join(f"@%p{n} ld.global.b16 {{ %rs{n} }}, [ %rd{n} + 0 ];\n" for n in range(1, 9))
+
+
+def test_a_wide_load_is_coalesced_and_the_narrow_ones_of_the_same_lanes_are_strided() -> None:
+    (wide,), narrow = warp_loads(WIDE, 8, 2), warp_loads(NARROW, 8, 2)
+    assert wide.offsets == tuple(range(256))
+    assert num_sectors([wide]) == 16
+    assert [each.offsets[:3] for each in narrow] == [(j, 8 + j, 16 + j) for j in range(8)]
+    assert [num_sectors([each]) for each in narrow] == [16] * 8
+    assert sum(each.num_bytes for each in narrow) == wide.num_bytes == 512
+
+
+def test_a_layers_small_operators_are_those_of_the_model(tiny_llm: LLM) -> None:
+    model = transformer_of(tiny_llm)
+    parts = operators_of_layer(model, tiny_llm.config.kv_heads, num_tokens=5)
+    assert {name: len(each) for name, each in parts.items()} == {
+        "first norm": 8,
+        "rotation and store": 9 + 9 + 2,
+        "sum and norm": 9,
+        "SiLU x up": 2,
+        "last sum": 1,
+    }
+    x = torch.zeros(5, tiny_llm.config.hidden).half()
+    twin = record_operators(lambda: rms_norm_torch(x, x[0], 1e-5, x.clone()))
+    bytes_of = [sum(each.num_bytes for each in some) for some in (parts["sum and norm"], twin[1:])]
+    assert bytes_of[0] == bytes_of[1], "the twin's first operator is the clone"
 
 
 @pytest.mark.parametrize(

@@ -342,14 +342,15 @@ def occupancy_map(programs: Mapping[str, tuple[int, int, int]]) -> Figure:
     return made
 
 
-GRAPH_US, BETWEEN_US = 5.0, 1.0  # to launch a whole graph, and between two of its kernels
+GRAPH_US, BETWEEN_US = 5.0, 1.0  # to launch a whole graph, and between two kernels in any case
 
 
 def launch_gaps(launch_us: float, kernel_us: float, num_kernels: int = 24) -> Figure:
     """Draw the CPU's launches above the GPU's kernels over time, one by one and as a CUDA graph.
 
-    A kernel starts when it has been launched and the kernel before it has ended. `GRAPH_US` and
-    `BETWEEN_US`, like the arguments, are assumptions in microseconds.
+    A kernel starts when it has been launched, and `BETWEEN_US` after the end of the kernel before
+    it, however the two were launched. `GRAPH_US` and `BETWEEN_US`, like the arguments, are
+    assumptions in microseconds.
     """
     launches = {
         "launched one by one": [(launch_us * each, launch_us) for each in range(num_kernels)],
@@ -360,8 +361,7 @@ def launch_gaps(launch_us: float, kernel_us: float, num_kernels: int = 24) -> Fi
         of_gpu = list[tuple[float, float]]()
         for number in range(num_kernels):
             launched = sum(of_cpu[min(number, len(of_cpu) - 1)])
-            free = sum(of_gpu[-1]) if of_gpu else 0.0
-            free += BETWEEN_US if len(of_cpu) == 1 and of_gpu else 0.0
+            free = sum(of_gpu[-1]) + BETWEEN_US if of_gpu else 0.0
             of_gpu.append((max(launched, free), kernel_us))
         for row, (spans, colour) in enumerate(((of_cpu, AMBER), (of_gpu, BLUE))):
             axes.broken_barh(spans, (row - 0.35, 0.7), color=colour, edgecolor="white")

@@ -1,22 +1,26 @@
 """A learner's kernel in the engine, a kernel's PTX (NVIDIA's assembly), and a GPU in numbers.
 
 Sources: NVIDIA, Parallel Thread Execution ISA; A100 Tensor Core GPU Architecture (white paper) and
-data sheet; CUDA C++ Programming Guide, table of compute capabilities; Dao et al. 2022,
-"FlashAttention", section 2.1.
+data sheet; CUDA C++ Programming Guide, table of compute capabilities; CUDA's `cuda_occupancy.h`;
+Dao et al. 2022, "FlashAttention", section 2.1.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from minigen.kv_cache.paged import KVPool
 from minigen.model.attention import causal_mask
-from minigen.model.layers import rotary_tables
+from minigen.model.layers import DenseLinear, rotary_tables
+from minigen.model.transformer import Layer, Transformer, run_layer
+from minigen.protocols import Linear
 from minigen_course.ch31_triton import kernels
+from minigen_course.lab.memory_watch import Operator, record_operators
 from minigen_course.lab.triton_interpreter import Access, launch
 
 BLOCK = 1024
@@ -136,6 +140,92 @@ def num_operations(ptx: str) -> Counter[str]:
     return Counter(operation(each).split(".")[0] for each in instructions(ptx))
 
 
+def warp_loads(ptx: str, lanes_per_thread: int, itemsize: int) -> list[Access]:
+    """Return what a program's first warp asks for in each load of a block, one access per load.
+
+    Each thread has `lanes_per_thread` neighbouring lanes, and the kernel loads a single block of
+    neighbours with numbers of `itemsize` bytes. The width of a load is in its name, and its place
+    among the thread's lanes is what the compiler adds to the address of the first load. Masks are
+    left out.
+
+    >>> one = "ld.global.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ];"
+    >>> two = "add.s64 %rd2, %rd1, 4;\\nld.global.b32 { %r1 }, [ %rd1 + 0 ];"
+    >>> two += "\\nld.global.b32 { %r2 }, [ %rd2 + 0 ];"
+    >>> [each.offsets[:3] for each in warp_loads(one, 2, 4)]
+    [(0, 1, 2)]
+    >>> [each.offsets[:3] for each in warp_loads(two, 2, 4)]
+    [(0, 2, 4), (1, 3, 5)]
+    """
+    added = re.findall(r"add\.s64 (%rd\d+), (%rd\d+), (\d+);", "\n".join(instructions(ptx)))
+    begins = {(to, base): int(num_bytes) for to, base, num_bytes in added}
+    loads = [each for each in memory_instructions(ptx) if operation(each).startswith("ld.")]
+    addresses = [re.findall(r"\[ ?(%rd\d+) ?\+ ?(\d+) ?\]", each)[0] for each in loads]
+    found = []
+    for load, (register, constant) in zip(loads, addresses, strict=True):
+        begin = int(constant) + begins.get((register, addresses[0][0]), 0)
+        count, bits = re.findall(r"(?:v(\d)\.)?b(\d+)$", operation(load))[0]
+        first, width = begin // itemsize, int(count or 1) * int(bits) // 8 // itemsize
+        lanes = [lanes_per_thread * thread + first for thread in range(WARP)]
+        offsets = tuple(lane + place for lane in lanes for place in range(width))
+        found.append(Access((0, 0, 0), False, "x", offsets, itemsize))
+    return found
+
+
+_PRODUCTS = ("mm", "addmm")
+_PARTS = ("first norm", "rotation and store", "sum and norm", "SiLU x up", "last sum")
+
+
+def operators_of_layer(
+    model: Transformer, kv_heads: int, num_tokens: int
+) -> dict[str, list[Operator]]:
+    """Return torch's operators in the model's first layer, in 16 bits, without products.
+
+    They are parted where the layer has its four products. Of attention, only the store of keys and
+    values into a pool runs: reading them is left out. The cosines and sines of the positions are
+    computed before, once for all layers, as the model does it.
+    """
+    layer, hidden = _in_16_bits(model.layers[0]), model.embedding.shape[1]
+    pool = KVPool(1, num_tokens // 16 + 1, kv_heads, 16, model.head_dim, torch.float16)
+    slots, x = torch.arange(num_tokens), torch.ones(num_tokens, hidden).half()
+    rotation = model.rotation(slots)
+
+    def store(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pool.store(0, k, v, slots)
+        return q
+
+    parts: list[list[Operator]] = [[]]
+    for each in record_operators(
+        lambda: run_layer(layer, x, rotation, store, model.head_dim, model.norm_eps)
+    ):
+        if each.name in _PRODUCTS:
+            parts.append([])
+        else:
+            parts[-1].append(each)
+    return dict(zip(_PARTS, parts, strict=True))
+
+
+def _in_16_bits(layer: Layer) -> Layer:
+    def linear(each: Linear) -> DenseLinear:
+        assert isinstance(each, DenseLinear), "the model has dense weights"
+        return replace(
+            each,
+            weight=each.weight.half(),
+            bias=None if each.bias is None else each.bias.half(),
+        )
+
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.half(),
+        qkv=linear(layer.qkv),
+        q_norm=None if layer.q_norm is None else layer.q_norm.half(),
+        k_norm=None if layer.k_norm is None else layer.k_norm.half(),
+        out=linear(layer.out),
+        ffn_norm=layer.ffn_norm.half(),
+        gate_up=linear(layer.gate_up),
+        down=linear(layer.down),
+    )
+
+
 BLOCK_SIZE = 4
 
 
@@ -210,6 +300,7 @@ A100 = (
     Level("registers", NUM_SMS * 65_536 * 4, FLOPS / 2 * 3 * 4, "one thread"),
 )
 REGISTERS, SHARED, WARPS, PROGRAMS = 65_536, 164 * 1024, 64, 32  # of one SM of an A100
+PARTS = 4  # of an SM; each has a quarter of the registers
 
 
 @dataclass(frozen=True)
@@ -230,14 +321,18 @@ def programs_that_fit(num_warps: int, registers: int, shared: int) -> Fit:
     """Return how many programs of `num_warps` warps fit on one SM of an A100.
 
     A program takes `registers` per thread, which are dealt out in units of 8, and `shared` bytes of
-    shared memory plus 1 KiB that the system reserves.
+    shared memory plus 1 KiB that the system reserves. A warp takes its registers from one part of
+    the SM, so what is left in two parts cannot be joined.
 
     >>> programs_that_fit(num_warps=4, registers=32, shared=0)
     Fit(num_programs=16, num_warps=64, limit='places for warps')
+    >>> programs_that_fit(num_warps=1, registers=216, shared=0)
+    Fit(num_programs=8, num_warps=8, limit='registers')
     """
     dealt = -(-registers // 8) * 8
+    warps_per_part = REGISTERS // PARTS // (dealt * WARP)
     room = {
-        "registers": REGISTERS // (dealt * WARP * num_warps),
+        "registers": PARTS * warps_per_part // num_warps,
         "shared memory": SHARED // (shared + 1024),
         "places for warps": WARPS // num_warps,
         "places for programs": PROGRAMS,

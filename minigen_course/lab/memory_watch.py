@@ -48,7 +48,7 @@ def forget_pages(path: Path) -> bool:
 
 
 _GATHERS = ("index", "index_select", "embedding", "gather")
-_SCATTERS = ("index_put_", "_index_put_impl_")
+_SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_")
 
 
 @dataclass(frozen=True)

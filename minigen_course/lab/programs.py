@@ -25,7 +25,7 @@ def record_programs(launch: Callable[[], object], **tensors: Tensor) -> list[Acc
     `tensors` names all tensors that the kernel touches; a tensor that `launch` creates is "result",
     the next one "result 2". Raises `IndexError` before a program accesses anything outside of them,
     which on a GPU would be the memory of other data. If a load has a mask but no `other`, its
-    masked lanes hold NaN or -1, because on a GPU they may hold anything.
+    masked lanes hold NaN or -1, because Triton does not define what they hold.
     """
     accesses: list[Access] = []
     known, num_made = dict(tensors), count(1)

@@ -1,6 +1,6 @@
 """The model on a GPU as a `Runner`: fused kernels, and decode steps as CUDA graphs.
 
-A layer is four matrix products and five kernels, where plain torch launches about thirty kernels. A
+A layer is four matrix products and five kernels, where plain torch launches more than forty. A
 step of decodes only is padded to a captured batch size, with rows that write to block 0, and then
 costs one launch. Sampling settings that the sampling kernel does not support are handled on the
 CPU. Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
