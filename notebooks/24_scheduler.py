@@ -30,8 +30,8 @@
 # 60 minutes to read and try, about 100 for the
 # [exercises](../exercises/24_scheduler.ipynb).
 #
-# **Where we are:** the model, its cache and its blocks exist. The scheduler is the part that calls
-# them in turn; chapter 25 puts it into the engine's loop.
+# **Where we are:** the model, its cache and its blocks exist. The scheduler decides which sequences go
+# through them in the next step. The engine's loop (chapter 25) then calls them in turn.
 #
 # <!-- card -->
 #
@@ -53,6 +53,8 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %load_ext minigen_course
 import random
 import time
+from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -88,6 +90,7 @@ from minigen_course.lab.cost_model import (
     config_of,
     decode_step,
     most_sequences,
+    prefill_step,
 )
 from minigen_course.lab.inspect_model import read_along
 from minigen_course.lab.simulator import (
@@ -153,64 +156,93 @@ measured("that took", static_seconds, "s")
 #
 # ## What is a batch slot worth?
 #
-# Why run several sequences at once at all? Chapter 17 has the reason: a step reads all weights, for one
-# sequence as for many. What grows with the number of sequences $n$ is the arithmetic of each row, and
-# the reading of its keys and values. Two formulas describe the time of a step:
+# Why run several sequences at once at all? Chapter 17 has the reason: a step reads all weights, for
+# one sequence as for many. What grows with the number of sequences $n$ is the arithmetic, and the
+# reading of keys and values. Here every sequence has a few tokens, so its keys and values are few
+# bytes. The formulas leave them out, and the large model below counts them again. Two formulas
+# describe the time of a step:
 #
 # $$t_{\max}(n) = \max(t_{read},\; n \cdot t_{row}) + t_0 \qquad\qquad t_{sum}(n) = t_{fixed} + n \cdot
-# t_{row}$$
+# t_{add}$$
 #
 # | symbol | meaning |
 # |---|---|
 # | $t_{read}$ | time to read all weights |
-# | $t_{row}$ | time that each sequence adds |
-# | $t_0$, $t_{fixed}$ | overhead; all that does not depend on $n$ |
+# | $t_{row}$ | time of one sequence's arithmetic |
+# | $t_0$ | overhead of a step |
+# | $t_{fixed}$ | time of all that does not depend on $n$: reading and overhead |
+# | $t_{add}$ | time that each sequence adds |
 #
-# The first one is chapter 17's. It assumes that reading and computing overlap completely. The second
-# one assumes that they do not overlap at all. Where $n \cdot t_{row}$ equals $t_{read}$ (in the second
-# formula, $t_{fixed}$) lies the machine's **knee**: left of it, another sequence costs little; far right
-# of it, each doubling nearly doubles the time. For each batch size from 1 to 32, the cell times 20 steps,
-# takes the third fastest, and draws both formulas through the first and the last of them (the first
-# formula with $t_0 = 0$). Predict: with how many sequences does a step, by the formula with the sum, take
-# twice as long as with one?
+# The first one is chapter 17's, without the reading of keys and values. It assumes that reading and
+# computing overlap completely, so only the longer of the two counts. The second one assumes that they
+# do not overlap at all. The machine's [**knee**](../docs/glossary.md#knee) is the batch size at which
+# the part that grows takes as long as the other: $n \cdot t_{row} = t_{read}$, or
+# $n \cdot t_{add} = t_{fixed}$. By the formula with the max, another sequence costs nothing left of the
+# knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But left of
+# the knee the larger part of a step is fixed, so twice the batch takes less than 1.5 times as long; far
+# right of the knee it takes nearly twice as long.
+#
+# For ten batch sizes from 1 to 32, the cell times six steps, in five rounds (another program may
+# disturb some rounds, but rarely all of them). It takes the fourth fastest of these 30 steps, and
+# draws both formulas through the first and the last batch size (the first formula with $t_0 = 0$).
+# Predict: with how many sequences does a step, by the formula with the sum, take twice as long as
+# with one?
 
 # %%
 guess_double = predict("With how many sequences does a step take twice as long?", None, within=2)
 
 # %%
-sizes = (1, 2, 4, 8, 16, 32)
-steps_of = {n: [text_ids[first : first + 20] for first in range(n)] for n in sizes}
-step_seconds = {n: read_along(llm, *texts).step_seconds for n, texts in steps_of.items()}
-
+sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+texts = {n: [text_ids[first : first + 6] for first in range(n)] for n in sizes}
+rounds = [{n: read_along(llm, *texts[n]).seconds for n in sizes} for _ in range(5)]
+step_seconds = {n: sorted(sum((each[n] for each in rounds), ()))[3] for n in sizes}
 
 few_seconds, many_seconds = step_seconds[1], step_seconds[32]
-row_seconds = max((many_seconds - few_seconds) / 31, 1e-9)
-fixed_seconds = few_seconds - row_seconds
-knee = fixed_seconds / row_seconds
-by_sum = {n: fixed_seconds + n * row_seconds for n in sizes}
+add_seconds = max((many_seconds - few_seconds) / 31, 1e-9)
+fixed_seconds = few_seconds - add_seconds
+knee = fixed_seconds / add_seconds
+by_sum = {n: fixed_seconds + n * add_seconds for n in sizes}
 by_max = {n: max(few_seconds, n * many_seconds / 32) for n in sizes}
 measured("a step of one token", 1e3 * few_seconds, "ms")
-measured("each further sequence adds", 1e3 * row_seconds, "ms")
+measured("each further sequence adds", 1e3 * add_seconds, "ms")
 print(
     f"this chapter's clock says {1e3 * step_time(1):.1f} ms, and {1e3 * step_time.token:.1f} ms "
     "beyond its knee"
 )
-measured("the knee is at", knee, "sequences")
+measured("the knee, by the sum, is at", knee, "sequences")
+measured("by the max, it is at", 32 * few_seconds / many_seconds, "sequences")
 guess_double.compare(2 + knee, "sequences", measured=True)
 for name, formula in (("sum", by_sum), ("max", by_max)):
     miss = max(abs(formula[n] / step_seconds[n] - 1) for n in sizes)
     measured(f"the formula with the {name} is wrong by at most", 100 * miss, "%", 2)
+measured(
+    "a step of three sequences takes", step_seconds[3] / step_seconds[4], "times one of four", 2
+)
 picture(
-    gains(step_seconds, {"sum": by_sum, "max": by_max}),
-    "Left: milliseconds of a step, measured and by both formulas. Right: how many more tokens per "
-    "second each doubling of the batch gives.",
+    gains(step_seconds, {"sum": by_sum, "max": by_max}, knee),
+    "Left: milliseconds of a step, measured and by both formulas; the vertical line is the knee by the "
+    "sum. Right: how many more tokens per second each doubling of the batch gives.",
     number="24.1",
 )
 
 # %% [markdown]
-# The formula with the sum lies nearer to what was measured where reading and computing hardly overlap, or
-# where much of a small step is overhead. On every machine the gains fall as the batch grows, but where
-# they fall depends on the machine.
+# The formula with the sum lies nearer to what was measured where reading and computing hardly
+# overlap, or where much of a small step is overhead. What does a doubling to $N$ sequences gain? With
+# the knee at $k$, the formula with the sum says
+#
+# $$\frac{t_{fixed} + N/2 \cdot t_{add}}{t_{fixed} + N \cdot t_{add}} \cdot 2 - 1 = \frac{k}{k + N}.$$
+#
+# The formula with the max says 100 % up to $N = k$, then $2k/N - 1$, and nothing from $N = 2k$ on. So
+# by both formulas the gains fall, or stay level, as the batch grows; how soon they fall depends on
+# the machine's knee.
+#
+# What was measured follows this only on the whole, because a kernel does not work by single
+# sequences. minigen's compiled step cuts a batch into **tiles** of four, two or one (chapter 34). A
+# batch of three is a tile of two and a tile of one, each of which unpacks all 4-bit weights, so it
+# takes about as long as one tile of four. From five sequences on, the kernel also makes one more pass
+# over each piece of the weights, which all tiles share. So the doubling from 4 to 8 may gain less
+# than the one from 8 to 16. (Where torch computes the step, other sizes are the good ones. If a
+# single point of yours lies far off, another program had the processor: run the cell again.)
 #
 # Guides often give figures without a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
 # only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
@@ -318,7 +350,8 @@ measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 # in the model asks for a batch to stay together: the scheduler forms it again for every step. This is
 # **continuous batching** ([Yu et al. 2022](https://www.usenix.org/conference/osdi22/presentation/yu)).
 # Press play, or move the step. A row is a request: grey while it waits, amber in its prefill, blue in
-# its decode, with a tick per token and a dot at its end.
+# its decode, with a tick per token and a dot at its end. The requests arrive one by one. As soon as no
+# batch runs, a static batch starts with those that wait at that moment, even if it is only one.
 
 # %%
 requests = random_arrivals(12, a_second=30, prompts=(8, 60), outputs=(4, 80))
@@ -338,9 +371,10 @@ replay(
 )
 
 # %% [markdown]
-# **Dynamic batching**, which servers for other kinds of models use, lies between the two: it gathers
-# requests until a batch is full, or until the first one has waited long enough. In figures, with the
-# time to first token (TTFT):
+# **Dynamic batching**, which servers for other kinds of models use, is static batching with a wait
+# before the start: it gathers requests until a batch is full, or until the first one has waited long
+# enough (`max_wait`, here 50 ms). Its finished slots stay empty, too. In figures, with the time to
+# first token (TTFT):
 
 # %%
 policies["one at a time"] = simulate(requests, settings("static", max_num_seqs=1), step_time)
@@ -352,15 +386,30 @@ for name in ("one at a time", "static", "dynamic", "continuous"):
         f"{name:<14} {each.num_steps:>6} {each.seconds:>9.2f} {each.throughput:>10.0f} "
         f"{1e3 * mean(first):>8.0f} ms {1e3 * max(first):>11.0f} ms"
     )
+for name in ("static", "dynamic"):
+    starts = Counter(times[0] for times in policies[name].token_times())  # a batch starts together
+    print(f"{name} batching makes {len(starts)} batches, of", *starts.values(), "requests")
 
 # %% [markdown]
+# Here the wait saves a batch, but no time: the throughput is that of static batching. Three requests
+# come into an earlier batch, so the mean TTFT falls a little. All others wait longer, and the very
+# first one waits 50 ms in vain. Continuous batching needs no such wait: a late request joins the
+# batch that runs.
+#
 # ## How much is it worth? It depends
 #
 # "Twice as fast" is often heard. A static batch lasts as long as its longest answer, so if all answers
 # are equally long, nothing is lost. The cell takes 160 requests that are all there from the start, eight
-# slots, and answers whose lengths are spread in various ways. The horizontal axis shows how many times
-# as long as the mean the longest of eight answers is. Predict, for the points of the picture, the largest
-# ratio of static over continuous steps.
+# slots, and answers whose lengths are spread in four ways:
+#
+# - all of 40 tokens;
+# - any length between two limits, each equally likely: from 35 to 45 tokens, up to 1 to 79;
+# - most of 10 tokens, and 5 to 40 % of 200;
+# - many short ones and ever fewer long ones, without an upper limit (an **exponential** distribution),
+#   with 10, 20 or 40 tokens on average.
+#
+# The horizontal axis shows how many times as long as the mean the longest of eight answers is.
+# Predict, for the points of the picture, the largest ratio of static over continuous steps.
 
 # %%
 guess_spread = predict("At most how many times as many steps does static batching take?", None)
@@ -405,7 +454,7 @@ print(
 )
 guess_spread.compare(round(max(ratios), 1), "times")
 tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
-by_sum_here = StepTime(read=0.0, token=row_seconds, overhead=fixed_seconds)
+by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)
 ends = {
     name: [simulate(tenth_long, settings(name), clock) for clock in (step_time, by_sum_here)]
     for name in ("static", "continuous")
@@ -465,13 +514,14 @@ picture(
     number="24.4",
 )
 gaps = {}
-print("budget   longest gap   median gap   the long prompt's TTFT   all done")
+print("budget   longest gap   median gap   long prompt's TTFT   readers done   all done")
 for budget, each in budgets.items():
     others = [gap for found in each.gaps()[:4] for gap in found]
     gaps[budget] = 1e3 * max(others)
+    done = max(times[-1] for times in each.token_times()[:4])
     print(
         f"{budget:>6} {gaps[budget]:>10.0f} ms {1e3 * median(others):>9.1f} ms "
-        f"{1e3 * each.first_tokens()[4]:>21.0f} ms {each.seconds:>8.2f} s"
+        f"{1e3 * each.first_tokens()[4]:>17.0f} ms {done:>12.2f} s {each.seconds:>8.2f} s"
     )
 guess_gap.compare(round(gaps[1024]), "ms")
 
@@ -488,10 +538,18 @@ for budget in (1024, 64):
 
 # %% [markdown]
 # Small budgets remove the gap, and the long prompt pays: each of its steps also carries the others'
-# tokens and the overhead, so its first token comes later. Yet all is done a little earlier: a decode that
-# rides in a chunk's step costs its own arithmetic only. A budget below the knee makes no sense, because
-# such a step would not take less time. This clock's knee is at 8 tokens, so 16 to 64 are good budgets
-# **here**. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 16,384.
+# tokens and the overhead, so its first token comes later: by a tenth with a budget of 64, by half
+# with a budget of 16. Yet all is done a little earlier: a decode that rides in a chunk's step costs
+# its own arithmetic only.
+#
+# Do the readers pay, too? With a budget of 64, the prefill takes ten steps of 33 ms; with 16, it
+# takes 50 steps of 9 ms. So with 16 most of their tokens come during the prefill, and the median gap
+# rises from 5 to 9 ms. But they get a token in every one of these steps, so their answers are
+# complete earlier. The price of a small budget is the long prompt's TTFT. A budget below the knee
+# makes no sense, because such a step would take no less time; this clock's knee is at 8 tokens. So 16
+# to 64 are good budgets **here**: their gaps are far below 100 ms, and which of them to take depends
+# on how long a prompt may wait. A large GPU has its knee at hundreds of tokens, and engines on it use
+# 512 to 16,384.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts that
 # its steps were the same, to the token.
@@ -531,8 +589,13 @@ replay(
 # answers end early. If it reserves only what is needed now, sooner or later a running sequence will find
 # no free block for its next token. Then one sequence must give its blocks back: it is **preempted**. The
 # last one to arrive is chosen, so that the first always makes progress. It waits at the head of the
-# queue, and all its tokens, also those that it already generated, are computed again like a prompt.
+# queue. Later all its tokens, also those that it already generated, are computed again like a prompt.
 # Nothing of the answer is lost, only work.
+#
+# So it is without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
+# minigen switches on by default, the victim's full blocks stay there until another sequence needs
+# them. When the victim starts again, it computes only what is no longer there. The last lines below
+# count that, with prompts of which no two begin alike.
 
 # %%
 from minigen_course.ch24_scheduler import lesson
@@ -558,6 +621,17 @@ tight = story(short_of_blocks["room for now", 16].events).steps
 full = sum(step.num_blocks >= 0.9 * 16 for step in tight)
 victims = short_of_blocks["room for now", 16].num_preempted
 print(f"in {full} of {len(tight)} steps 90 % of 16 blocks were held; {victims} preempted")
+own_prompts = [
+    replace(each, prompt_ids=tuple(range(1000 * number, 1000 * number + len(each.prompt_ids))))
+    for number, each in enumerate(crowd)
+]
+for cached in (False, True):
+    knobs = settings(lesson.PreemptingScheduler, max_num_batched_tokens=128, num_blocks=24)
+    each = simulate(own_prompts, replace(knobs, enable_prefix_caching=cached), step_time)
+    print(
+        f"24 blocks, {'with' if cached else 'without'} the prefix cache: {each.num_preempted} "
+        f"preempted, {each.num_computed:,} tokens computed"
+    )
 picture(
     gantt(
         {name: short_of_blocks[name, 16].events for name in memory},
@@ -571,10 +645,43 @@ picture(
 )
 
 # %% [markdown]
-# With room for now, more sequences run at once, and the blocks are in use. But some tokens are computed
-# twice, and with 24 blocks that takes away nearly all of the gain. (Here every answer is as long as its
-# reservation allows. Where answers end far earlier, reserving loses more.) With memory for all, both are
-# the same.
+# With room for now, more sequences run at once, and the blocks are in use. But some tokens are
+# computed twice, and with 24 blocks that takes away nearly all of the gain. (Here every answer is as
+# long as its reservation allows. Where answers end far earlier, reserving loses more.) With memory
+# for all, both are the same. With 24 blocks, the prefix cache saves about half of the work that is
+# done twice, and not all of it: a sequence is preempted because no block is free, so others soon take
+# some of its blocks.
+#
+# Why compute again at all? The victim's blocks could be copied to the host's memory and back
+# (**swapping**). Take one real machine: Llama-3-8B in bfloat16 on an H100, which reaches its host
+# over PCIe 5. The cell computes both times from bytes and operations, with the card's peak speed, and
+# the bus's bandwidth and time per copy from chapter 41 (the latter is an assumption). In chapter 22's
+# cache each block has its keys and its values in each layer, at different places, so it needs two
+# copies for each layer.
+
+# %%
+from minigen_course.ch41_tensor_parallel.lesson import LINKS
+
+card, bus, shape_8b = MACHINES["H100 SXM"], LINKS["PCIe 5 x16"], SHAPES["Llama-3-8B"]
+victim = 2048  # tokens
+again = prefill_step(shape_8b, victim, weight_bits=16).seconds(card)
+moved = 2 * 2 * shape_8b.kv_numbers(victim)  # bytes in bfloat16, there and back
+print(f"{victim:,} tokens computed again: {1e3 * again:.0f} ms")
+print(f"copied in one piece: {1e3 * moved / bus.bandwidth:.1f} ms for {moved / 1e6:.0f} MB")
+for block_size in (16, 64, 256):
+    copies = 2 * 2 * shape_8b.layers * victim // block_size
+    print(
+        f"in blocks of {block_size:>3}: {copies:>6,} copies of {moved / copies / 1e3:.0f} kB, "
+        f"{1e3 * (moved / bus.bandwidth + copies * bus.latency):.0f} ms"
+    )
+
+# %% [markdown]
+# The bus itself would win. But a block of 16 tokens needs many small copies, and starting them takes
+# ten times as long as moving their bytes. So recomputing wins with small blocks, and copying wins
+# with large ones, or where a kernel first gathers the blocks in one piece. vLLM's authors [measured
+# this](https://github.com/vllm-project/vllm/pull/12) and chose recomputation; their
+# [paper](https://arxiv.org/abs/2309.06180) finds both about equal with blocks of 16 to 64 tokens.
+# (What a short victim costs in a step that runs anyway is the harder part of the third exercise.)
 #
 # ## Who may overtake?
 #
@@ -595,17 +702,20 @@ waits = {}
 for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", ShortestFirst)):
     waits[name] = simulate(stream, settings(kind, max_num_seqs=3), step_time).first_tokens()
     print(
-        f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s"
+        f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s, "
+        f"the longest of all {max(waits[name]):.2f} s"
     )
 
 # %% [markdown]
-# As long as shorter ones keep coming, the long one never runs: it **starves**. minigen's engine
-# goes by a number that the caller gives (`priority`, lower first), and by arrival among equals.
+# In order, another request waits longest. With the shortest first, the longest wait is more than
+# twice as long, and the long prompt has it: as long as shorter ones keep coming, it never runs. It
+# **starves**. minigen's engine goes by a number that the caller gives (`priority`, lower first), and
+# by arrival among equals.
 #
 # ## Drag it: all knobs on the same arrivals
 #
-# Choose the policy, the batch slots, the token budget and the number of blocks. Find the setting with the fewest steps. Then
-# find one that has nearly as few with half of the blocks.
+# Choose the policy, the batch slots, the token budget and the number of blocks. Find the setting with
+# the fewest steps. Then find one that has nearly as few with half of the blocks.
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -717,7 +827,7 @@ class PreemptingScheduler(WholePromptScheduler):
     """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
     If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
-    of all that arrive later, and is computed again from its first token.
+    of all that arrive later, and is computed again, except for what the prefix cache still holds.
     """
 
     def schedule(self) -> list[ScheduledChunk]:
@@ -804,9 +914,10 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # in the real engine around a toy model, whose next token follows from all that it reads. Your test
 # is judged as well, on schedulers that are right and on some with a mistake of the same family.
 #
-# This bug has happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080) computed only the
-# prompt of a preempted request, and [vLLM's plugin for
-# Gaudi](https://github.com/vllm-project/vllm-gaudi/pull/524) did so, too, and counted output tokens twice.
+# This bug has happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080) computed
+# only the prompt of a preempted request, and [vLLM's plugin for
+# Gaudi](https://github.com/vllm-project/vllm-gaudi/pull/524), Intel's accelerator, did so, too, and
+# counted output tokens twice.
 
 # %%
 # hunt: minigen_course.ch24_scheduler.hunt
@@ -915,8 +1026,9 @@ verdicts(
         "From 16 to 32 sequences, batching gains only 5 to 10 %",
         here(16, 32),
         within(100 * gain(step_seconds, 16, 32), 5, 10),
-        "true only where 32 sequences are 9 to 19 times a machine's knee; by bytes an H200 would gain "
-        f"{gain(by_bytes, 16, 32):.0%} with a model of 70 billion weights",
+        "by the formula with the sum, k / (k + 32), true where 32 sequences are 9 to 19 times the knee "
+        "k; by the one with the max, 2k / 32 - 1, where they are 1.8 to 1.9 times k. By bytes an H200 "
+        f"would gain {gain(by_bytes, 16, 32):.0%} with a model of 70 billion weights",
         measured=True,
     ),
     Claim(
@@ -958,12 +1070,14 @@ verdicts(
 # - Static batching keeps a batch until its longest answer ends; continuous batching refills it at every
 #   step. The gain in steps is near the longest answer over the mean answer; in seconds it is less where a
 #   fuller step takes longer.
-# - Another sequence costs little until the machine's knee. On a large GPU, memory often ends the batch
-#   before the knee does, because keys and values are not shared.
+# - Left of the machine's knee, most of a step is work that all sequences share, so a larger batch gains
+#   much; far right of it, little. On a large GPU, memory often ends the batch before the knee does,
+#   because keys and values are not shared.
 # - A token budget cuts long prompts into chunks, so that the others' tokens keep coming. The long prompt
 #   waits a little longer for its first token.
 # - Reserving for the longest answer wastes memory. Reserving for now needs preemption: the last to arrive
-#   gives its blocks back and is computed again.
+#   gives its blocks back and is computed again, except for what a prefix cache still holds. With small
+#   blocks, that is faster than many small copies to the host and back.
 # - Serving the shortest first lowers the mean wait and lets long requests starve.
 #
 # **Check yourself** (click to see the answer).

@@ -287,6 +287,14 @@ def test_gains_are_ratios_of_tokens_per_second() -> None:
     assert [bar.get_height() for bar in right.patches] == [100, 0, 100, 0]
 
 
+def test_gains_are_drawn_for_the_doublings_of_one_and_the_knee_where_it_was_measured() -> None:
+    seconds = {1: 4.0, 2: 4.0, 3: 8.0, 4: 8.0}
+    for knee, num_lines in ((None, 2), (1.5, 3), (0.5, 2), (9.0, 2)):
+        left, right = gains(seconds, {"sum": seconds}, knee).axes
+        assert len(left.lines) == num_lines
+        assert [bar.get_height() for bar in right.patches] == [100, 0, 100, 0]
+
+
 def test_the_curve_has_the_points_that_it_is_given() -> None:
     (axes,) = spread({"alike": [(1.0, 1.0)], "mixed": [(2.0, 1.5), (3.0, 2.5)]}).axes
     assert [list(line.get_xdata()) for line in axes.lines] == [[1, 3.0], [1.0], [2.0, 3.0]]

@@ -8,10 +8,15 @@ from matplotlib.figure import Figure
 from minigen_course.figures.style import AMBER, BLUE, CYCLE, INK, QUIET, figure, title
 
 
-def gains(measured: Mapping[int, float], formulas: Mapping[str, Mapping[int, float]]) -> Figure:
+def gains(
+    measured: Mapping[int, float],
+    formulas: Mapping[str, Mapping[int, float]],
+    knee: float | None = None,
+) -> Figure:
     """Draw the seconds of a step against its number of sequences, and the gain of each doubling.
 
-    `formulas` has the seconds that each formula gives, by its name.
+    `formulas` has the seconds that each formula gives, by its name. The doublings are those of
+    1, 2, 4, ... sequences. A line marks the `knee`, if it lies among the measured sizes.
     """
     made, (left, right) = figure(10, 3.4, ncols=2)
     sizes = list(measured)
@@ -19,12 +24,14 @@ def gains(measured: Mapping[int, float], formulas: Mapping[str, Mapping[int, flo
     for (name, found), dashes in zip(formulas.items(), ((4, 2), (1, 2)), strict=False):
         line = [1e3 * found[size] for size in sizes]
         left.plot(sizes, line, linestyle=(0, dashes), color=INK, label=f"by the {name}")
+    if knee is not None and min(sizes) < knee < max(sizes):
+        left.axvline(knee, ymax=0.55, color=QUIET, linewidth=0.8, label="knee, by the sum")
     left.set_xscale("log", base=2)
     left.set_xticks(sizes, [str(size) for size in sizes])
     left.set(xlabel="sequences in a step (log scale)", ylabel="milliseconds", ylim=(0, None))
-    left.legend(frameon=False, labelcolor=INK)
+    left.legend(frameon=False, labelcolor=INK, loc="upper left")
     title(left, "What a step takes")
-    pairs = list(itertools.pairwise(sizes))
+    pairs = list(itertools.pairwise(size for size in sizes if size.bit_count() == 1))
     bars = {"measured": measured} | {f"by the {name}": each for name, each in formulas.items()}
     width = 0.8 / len(bars)
     for number, (label, found) in enumerate(bars.items()):

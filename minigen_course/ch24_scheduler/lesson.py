@@ -97,7 +97,7 @@ class PreemptingScheduler(WholePromptScheduler):
     """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
     If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
-    of all that arrive later, and is computed again from its first token.
+    of all that arrive later, and is computed again, except for what the prefix cache still holds.
     """
 
     def schedule(self) -> list[ScheduledChunk]:

@@ -302,9 +302,10 @@ def prefill_step(
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step in seconds: max(read, tokens x token) + overhead, as in chapter 17.
+    """The time of a step in seconds: max(read, tokens x token) + overhead, from chapter 17.
 
-    `read` is the time to read the weights; `token` is the time of one token's arithmetic.
+    `read` is the time to read the weights; `token` is the time of one token's arithmetic. The
+    reading of keys and values is left out.
     """
 
     read: float
