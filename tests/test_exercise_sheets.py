@@ -162,6 +162,14 @@ def test_a_folder_and_a_notebook_are_checked_whole(tmp_path: Path) -> None:
         assert f"0 of {len(exercises('16'))} pass." in output
 
 
+def test_a_later_import_does_not_stand_for_an_answer(tmp_path: Path) -> None:
+    """The lines that use `attend_by_block` import the package's KVPool, below the stub of it."""
+    make_workspace(tmp_path)
+    _, output = run("check", str(tmp_path / "exercises" / "22_paged.ipynb"))
+    assert "✗ KVPool: is still empty" in output
+    assert "0 of 5 pass." in output
+
+
 def test_a_hunt_in_a_file_is_checked(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     code, output = run("check", str(tmp_path / "exercises" / "22_paged" / "hunt_slots.py"))

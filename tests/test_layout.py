@@ -20,7 +20,7 @@ SAME_JOB = {  # names that two packages may share: one file per backend, API or 
 }
 GERUNDS = {"sampling", "sharding", "static_batching", "gguf_mapping"}
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook
-TOOLKITS = {"grading", "lab", "figures"}
+TOOLKITS = {"grading", "handout", "kit", "lab", "figures"}
 MOST_HOMES, MOST_OF_SAMPLING = 1, 4  # of an engine option; modules of a sampling parameter
 SHAPES_WITHOUT_FUNCTIONS = {"minigen.protocols"}
 FOLDS = ["minigen.trace.timeline"]

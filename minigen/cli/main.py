@@ -200,9 +200,14 @@ def add_commands_of_other_packages() -> None:
     from importlib.metadata import entry_points
 
     known = {each.name for each in app.registered_commands}
+    known |= {each.name for each in app.registered_groups}
     for entry_point in entry_points(group=COMMANDS):
         if entry_point.name not in known:
-            app.command(entry_point.name)(entry_point.load())
+            loaded = entry_point.load()
+            if isinstance(loaded, typer.Typer):
+                app.add_typer(loaded, name=entry_point.name)
+            else:
+                app.command(entry_point.name)(loaded)
 
 
 def _is_own(words: list[str]) -> bool:

@@ -7,7 +7,7 @@ a Python file with such a line.
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +44,8 @@ def answers_in(path: Path, mark: str) -> Mapping[str, Any] | str | None:
     """Return what a file defines; None if no cell has `mark` as a line.
 
     A str says why the file cannot be read or the marked cell cannot be run. Only imports,
-    functions, classes and assignments of plain values are run: no loops, no prints.
+    functions, classes and assignments of plain values are run: no loops, no prints. What the marked
+    cell defines stays, even if a later cell imports something of that name.
     """
     try:
         sources = cells_of(path)
@@ -53,21 +54,34 @@ def answers_in(path: Path, mark: str) -> Mapping[str, Any] | str | None:
     if not any(_has(source, mark) for source in sources):
         return None
     module = ModuleType("__main__")  # pickled by value, like a notebook's own objects
+    answer: dict[str, Any] = {}
     for source in sources:
         try:
-            statements = _definitions(source)
+            statements = definitions_in(source)
             exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
         except Exception as error:
             if _has(source, mark):
                 return f"raised {type(error).__name__}: {error}"
-    return vars(module)
+        else:
+            if _has(source, mark):
+                answer |= {name: vars(module)[name] for name in defined_by(statements)}
+    return vars(module) | answer
+
+
+def defined_by(statements: Iterable[ast.stmt]) -> list[str]:
+    """Return the names of the functions and classes among these statements."""
+    return [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef)]
 
 
 def _has(source: str, mark: str) -> bool:
     return mark in source.splitlines()
 
 
-def _definitions(source: str) -> list[ast.stmt]:
+def definitions_in(source: str) -> list[ast.stmt]:
+    """Return a cell's imports, functions, classes and assignments of plain values.
+
+    Raises `SyntaxError` for a cell that is no Python, apart from IPython's own commands.
+    """
     lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
     kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     return [

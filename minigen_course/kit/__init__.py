@@ -1,0 +1,1 @@
+"""The instructor's kit: grade a class's submissions, and write marks and feedback."""

@@ -1,0 +1,105 @@
+"""`minigen course`: commands for instructors."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minigen.errors import OptionError
+
+course = typer.Typer(help="For instructors: grade a class's submissions.", no_args_is_help=True)
+
+
+@course.callback()
+def _course() -> None:
+    """For instructors: grade a class's submissions."""
+
+
+@course.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(help="One file or one folder per student.")],
+    chapters: Annotated[
+        str, typer.Option(help="The chapters that were assigned, such as 21-22 or 13,16.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the results go (default: FOLDER-grades).")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Processor time that one answer may take.")
+    ] = 10.0,
+    memory: Annotated[
+        float, typer.Option(min=0.1, help="Memory in GB that one answer may take.")
+    ] = 2.0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Submissions at once (default: one per core).")
+    ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STUDENT", help="Grade this student again; may be repeated."),
+    ] = None,
+) -> None:
+    """Grade submissions: marks.csv, a page of feedback per student, and summary.md.
+
+    A submission is what `minigen workspace` hands out, filled in: notebooks, Python files, or
+    folders of them, also with the names that Canvas and Moodle give to downloads. Each answer runs
+    in a process of its own with limits. Marks are the share of the checks that pass. The files of a
+    submission are only read, so edited checks change nothing.
+
+    An interrupted run continues where it was. Changed submissions are graded again.
+
+    minigen course grade submissions --chapters 21-22
+
+    minigen course grade submissions --chapters 21-22 --again "Ada Lovelace"
+    """
+    if sys.platform == "win32":
+        raise OptionError(
+            "Grading needs processes that Windows does not have; run it on Linux or in WSL."
+        )
+    chosen = chapters_in(chapters)
+    from rich.console import Console
+    from rich.progress import track
+
+    from minigen_course.kit.box import Limits, isolation
+    from minigen_course.kit.collect import collect
+    from minigen_course.kit.grade import grade_all
+    from minigen_course.kit.report import SUMMARY, write_all
+
+    submissions = collect(folder)
+    known = {each.student for each in submissions}
+    for student in again or ():
+        if student not in known:
+            raise OptionError(f"{folder} has no submission of {student}.")
+    target = out or folder.with_name(f"{folder.name}-grades")
+    limits = Limits(seconds, int(memory * 1e9))
+    print(f"{len(submissions)} submissions; each answer: {isolation()}.", file=sys.stderr)
+    grading = grade_all(
+        submissions, chosen, target / "results", limits, jobs or os.cpu_count() or 1, again or ()
+    )
+    console = Console(stderr=True)
+    graded = list(track(grading, "grading", total=len(submissions), console=console))
+    written = write_all(graded, target)
+    print(f"{len(written)} files in {target}; begin with {target / SUMMARY}.", file=sys.stderr)
+
+
+def chapters_in(text: str) -> list[str]:
+    """Return the chapters that a text names; the course's own between the ends of a range.
+
+    >>> chapters_in("21-23,51")
+    ['21', '22', '23', '51']
+    """
+    from minigen_course.grading.exercise import CHAPTERS
+
+    found = []
+    for part in text.replace(" ", "").split(","):
+        ends = re.fullmatch(r"(\d\d)(?:-(\d\d))?", part)
+        if ends is None:
+            raise OptionError(f"{part!r} names no chapters; write for example 21-25 or 13,16.")
+        first, last = ends[1], ends[2] or ends[1]
+        between = [each for each in CHAPTERS if first <= each <= last]
+        if not between:
+            raise OptionError(f"There is no chapter {part}; there are {', '.join(CHAPTERS)}.")
+        found += between
+    return list(dict.fromkeys(found))

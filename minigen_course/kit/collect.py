@@ -1,0 +1,146 @@
+"""Find submissions in a folder as Canvas, Moodle or a person left them, and the answers in them."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minigen.errors import OptionError
+from minigen_course.handout.answers import cells_of, definitions_in
+
+CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_\d+_\d+_(?P<name>.+)")
+MOODLE = re.compile(r"(?P<student>.+?)_\d+_assignsubmission_\w+")
+READ = (".ipynb", ".py")
+IGNORED = {"__pycache__", ".ipynb_checkpoints", "__MACOSX", ".git"}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one student handed in. `problems` says which files could not be read, and why."""
+
+    student: str
+    files: tuple[Path, ...]
+    late: bool = False
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's definitions, as code that can be run; `marked` if it holds the answer itself."""
+
+    source: str
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An answer to one exercise in one file: its own source, and all cells that it may need."""
+
+    file: Path
+    own: str
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Found:
+    files: list[Path] = field(default_factory=list)
+    late: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+def collect(folder: Path) -> list[Submission]:
+    """Return the submissions of a folder by student: a file or a folder each, in order of names.
+
+    Canvas's `name_LATE_1_2_file.ipynb` and Moodle's `First Last_1_assignsubmission_file_` give the
+    student's name. Raises `OptionError` for a folder that is missing or has no submission.
+    """
+    if not folder.is_dir():
+        raise OptionError(f"{folder} is no folder; it should hold one file or folder per student.")
+    found: dict[str, _Found] = defaultdict(_Found)
+    for path in sorted(folder.iterdir()):
+        if path.name in IGNORED or path.name.startswith("."):
+            continue
+        student, late = _student(path)
+        each = found[student]
+        each.late = each.late or late
+        _add(path, each)
+    if not found:
+        raise OptionError(f"{folder} has no submission: neither a notebook nor a folder.")
+    return [
+        Submission(student, tuple(each.files), each.late, tuple(each.problems))
+        for student, each in sorted(found.items())
+    ]
+
+
+def _student(path: Path) -> tuple[str, bool]:
+    moodle = MOODLE.fullmatch(path.name) if path.is_dir() else None
+    if moodle:
+        return moodle["student"], False
+    canvas = None if path.is_dir() else CANVAS.fullmatch(path.name)
+    if canvas:
+        return canvas["student"], bool(canvas["late"])
+    return (path.name if path.is_dir() else path.stem), False
+
+
+def _add(path: Path, found: _Found) -> None:
+    if path.is_symlink():
+        found.problems.append(f"{path.name} is a link; links are not followed.")
+    elif path.is_dir():
+        inner = [each for each in sorted(path.iterdir()) if each.name not in IGNORED]
+        if not inner:
+            found.problems.append(f"The folder {path.name} is empty.")
+        for each in inner:
+            _add(each, found)
+    elif path.suffix not in READ:
+        found.problems.append(f"{path.name} is neither a notebook (.ipynb) nor Python (.py).")
+    else:
+        try:
+            cells_of(path)
+        except ValueError as error:
+            found.problems.append(f"{path.name} {error}.")
+        else:
+            found.files.append(path)
+
+
+def candidates(files: Iterable[Path], mark: str, name: str) -> Iterator[Candidate]:
+    """Yield the answers to an exercise in these files.
+
+    A cell with the exercise's mark holds one; where no file has the mark, so does a cell that
+    defines `name`.
+    """
+    sources = {file: cells_of(file) for file in files}
+    is_marked = any(mark in each.splitlines() for cells in sources.values() for each in cells)
+    for file, cells in sources.items():
+        chosen = [
+            each
+            for each in cells
+            if (mark in each.splitlines() if is_marked else _defines(each, name))
+        ]
+        if chosen:
+            notes = () if is_marked else (f"{file.name} has no line {mark!r}",)
+            yield Candidate(file, chosen[-1], tuple(_runnable(cells, chosen[-1])), notes)
+
+
+def _runnable(cells: Iterable[str], own: str) -> Iterator[Cell]:
+    """Yield the definitions of the cells that can be parsed; always those of the answer's own."""
+    for each in cells:
+        try:
+            statements = definitions_in(each)
+        except SyntaxError:
+            if each is own:
+                yield Cell(each, True)
+            continue
+        if statements:
+            yield Cell(ast.unparse(ast.Module(statements, [])), each is own)
+
+
+def _defines(source: str, name: str) -> bool:
+    try:
+        statements = definitions_in(source)
+    except SyntaxError:
+        return False
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return any(isinstance(each, kinds) and each.name == name for each in statements)

@@ -1,0 +1,389 @@
+"""Grading a class: every submission gets what it deserves, and none harms another."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from minigen.errors import OptionError
+from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.stub import source_of
+from minigen_course.handout.workspace import exercise_files
+from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
+from minigen_course.kit.cli import chapters_in, course
+from minigen_course.kit.collect import Submission, candidates, collect
+from minigen_course.kit.grade import Graded, _prepare, grade_all, grade_one
+from minigen_course.kit.report import MARKS, SUMMARY, feedback, safe_name, summary
+from minigen_course.kit.screen import screened
+from minigen_course.kit.similar import alike
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
+
+LIMITS = Limits(seconds=3.0)
+SLOTS = "minigen.kv_cache.paged.slots_of"
+RIGHT = "return [block_ids[p // block_size] * block_size + p % block_size for p in positions]"
+OWN = (
+    "return [block_ids[each // block_size] * block_size + each % block_size for each in positions]"
+)
+EMPTY = "raise NotImplementedError  # your turn"
+# name -> (the body of slots_of, the marks of 5, words of the reason)
+BODIES = {
+    "right": (RIGHT, 5.0, ""),
+    "by hand": (
+        "found = []\n    for p in positions:\n        block, offset = divmod(p, block_size)\n"
+        "        found.append(block_ids[block] * block_size + offset)\n    return found",
+        5.0,
+        "",
+    ),
+    "the package's": (OWN, 5.0, ""),
+    "empty": (EMPTY, 0.0, "still empty"),
+    "wrong": ("return [block_ids[p // block_size] + p % block_size for p in positions]", 0.0, ""),
+    "hangs": ("while True: pass", 0.0, "did not finish within 3 s"),
+    "waits": ("import time; time.sleep(1000)", 0.0, "did not finish within 3 s"),
+    "exits": ("import os; os._exit(0)", 0.0, "ended Python"),
+    "quits": ("raise SystemExit", 0.0, ""),
+    "kills": ("import os; os.kill(os.getppid(), 9)", 0.0, "ends a process"),
+    "aborts": ("import os; os.abort()", 0.0, "ended Python"),
+    "forks": ("import os\n    while True: os.fork()", 0.0, "starts a process (os.fork)"),
+    "runs": ("import os; os.system('true')", 0.0, "starts a process"),
+    "one list": ("return [0] * 10**12", 0.0, "takes more memory than it may"),
+    "eats": ("x = []\n    while True: x.append(bytearray(10**8))", 0.0, "takes more memory"),
+    "catches": (
+        "try:\n        import os; os.fork()\n    except Exception: pass\n    " + RIGHT,
+        0.0,
+        "starts a process",
+    ),
+    "imports": (
+        "from minigen.kv_cache.paged import slots_of as s\n    "
+        "return s(block_ids, positions, block_size)",
+        0.0,
+        "imports the package's own part",
+    ),
+    "getattr": (
+        "import minigen.kv_cache.paged as m\n    "
+        "return getattr(m, 'slots' + '_of')(block_ids, positions, block_size)",
+        0.0,
+        "uses the package's own part",
+    ),
+    "patches": (
+        "import minigen_course.grading.exercise as m\n    m.expect_equal = print\n    return []",
+        0.0,
+        "changes minigen: m.expect_equal",
+    ),
+    "patches behind": (
+        "import sys\n    names = vars(sys.modules['minigen_course.ch22_paged.exercises'])\n"
+        "    names['expect_equal'] = lambda *a, **k: None\n    return []",
+        0.0,
+        "changes minigen itself: minigen_course.ch22_paged.exercises.expect_equal",
+    ),
+    "patches torch": (
+        "import torch\n    torch.Tensor.tolist = lambda *a: []\n    return []",
+        0.0,
+        "changes minigen itself: torch",
+    ),
+    "reads": ("return open('/etc/passwd').read()", 0.0, "opens files outside"),
+    "reads sources": (
+        "import inspect, minigen.kv_cache.paged as m\n    return inspect.getsource(m)",
+        0.0,
+        "opens files outside",
+    ),
+    "calls home": (
+        "import socket; socket.create_connection(('192.0.2.1', 80), 1)",
+        0.0,
+        "opens a socket",
+    ),
+    "frames": ("import sys; return sys._getframe(1).f_locals", 0.0, "reaches into the grading"),
+    "half": ("return [", 0.0, "is no Python"),
+    "raises": ("return positions['x']", 0.0, ""),
+}
+
+
+def stub_file(name: str = "slots_of") -> str:
+    return exercise_files()[f"22_paged/{name}.py"]
+
+
+@pytest.fixture(scope="module")
+def classroom(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
+    """All of `BODIES`, and submissions that are broken in other ways, graded at once."""
+    folder = tmp_path_factory.mktemp("submissions")
+    text = stub_file()
+    for name, (body, _, _) in BODIES.items():
+        (folder / name).mkdir()
+        (folder / name / "slots_of.py").write_text(text.replace(EMPTY, body), encoding="utf-8")
+    (folder / "corrupt.ipynb").write_text("{", encoding="utf-8")
+    (folder / "nothing").mkdir()
+    whole = exercise_files()["22_paged.ipynb"]
+    (folder / "untouched_LATE_12_34_22_paged.ipynb").write_text(whole, encoding="utf-8")
+    store = tmp_path_factory.mktemp("store")
+    graded = grade_all(collect(folder), ["22"], store, LIMITS, 2)
+    return {each.student: each for each in graded}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_submission_gets_what_it_deserves(classroom: dict[str, Graded], name: str) -> None:
+    _, earned, words = BODIES[name]
+    grade = classroom[name].grades[0]
+    assert (grade.name, grade.earned, grade.points) == ("slots_of", earned, 5)
+    assert words in grade.why
+    assert grade.why or grade.failed or earned == 5
+    others = classroom[name].grades[1:]
+    assert all(each.earned == 0 and each.why == "no answer" for each in others)
+
+
+def test_a_wrong_answer_gets_a_sentence_on_its_mistake(classroom: dict[str, Graded]) -> None:
+    (first, *_) = classroom["wrong"].grades[0].failed
+    assert first.startswith("check 1 of 4 (")
+    assert first.endswith("element 0 is 5; it should be 20.")
+    assert "TypeError" in classroom["raises"].grades[0].failed[0]
+
+
+def test_an_untouched_sheet_has_no_marks(classroom: dict[str, Graded]) -> None:
+    graded = classroom["untouched"]
+    assert graded.late
+    assert graded.earned == 0
+    assert all("still empty" in each.why for each in graded.grades)
+
+
+def test_the_packages_own_code_is_named_for_the_instructor(classroom: dict[str, Graded]) -> None:
+    assert any(
+        "the package's own code" in each for each in classroom["the package's"].grades[0].notes
+    )
+    assert not classroom["by hand"].grades[0].notes
+
+
+def test_a_broken_submission_is_a_sentence(classroom: dict[str, Graded]) -> None:
+    assert classroom["corrupt"].problems[0].startswith("corrupt.ipynb cannot be read as a notebook")
+    assert classroom["nothing"].problems == ("The folder nothing is empty.",)
+
+
+def test_isolation_is_said() -> None:
+    assert isolation().startswith(("own processes, no network", "this system allows no namespaces"))
+
+
+def test_names_of_canvas_and_moodle_are_understood(tmp_path: Path) -> None:
+    text = stub_file()
+    (tmp_path / "lovelaceada_1001_2002_slots_of.py").write_text(text, encoding="utf-8")
+    (tmp_path / "lovelaceada_1001_2003_kv_pool-1.py").write_text(text, encoding="utf-8")
+    (tmp_path / "turingalan_LATE_1004_2004_slots_of.py").write_text(text, encoding="utf-8")
+    moodle = tmp_path / "Grace Hopper_77_assignsubmission_file_"
+    moodle.mkdir()
+    (moodle / "work.zip").write_bytes(b"PK")
+    (moodle / "slots_of.py").symlink_to("/etc/passwd")
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    found = {each.student: each for each in collect(tmp_path)}
+    assert list(found) == ["Grace Hopper", "lovelaceada", "turingalan"]
+    assert len(found["lovelaceada"].files) == 2
+    assert [each.late for each in found.values()] == [False, False, True]
+    assert found["Grace Hopper"].files == ()
+    assert "slots_of.py is a link" in found["Grace Hopper"].problems[0]
+    assert "work.zip is neither a notebook" in found["Grace Hopper"].problems[1]
+
+
+def test_a_folder_without_submissions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="has no submission"):
+        collect(tmp_path)
+    with pytest.raises(OptionError, match="is no folder"):
+        collect(tmp_path / "missing")
+
+
+def test_an_answer_is_found_without_its_mark(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(stub_file().replace("# exercise:", "# my answer:"), encoding="utf-8")
+    (found,) = candidates([path], f"# exercise: {SLOTS}", "slots_of")
+    assert found.notes == (f"mine.py has no line '# exercise: {SLOTS}'",)
+    assert not list(candidates([path], "# exercise: minigen.other", "other"))
+
+
+def test_other_cells_help_and_do_not_harm(tmp_path: Path) -> None:
+    """A helper in another cell is used; a broken cell, a loop or a print is not run."""
+    cells = [
+        "while True: pass",
+        "def helper(p, b): return divmod(p, b)",
+        "this is no Python",
+        "1 / 0",
+        "import no_such_module",
+        f"# exercise: {SLOTS}\ndef slots_of(block_ids, positions, block_size):\n    return "
+        "[block_ids[helper(p, block_size)[0]] * block_size + helper(p, block_size)[1] "
+        "for p in positions]",
+        "from minigen.kv_cache.paged import slots_of",
+    ]
+    notebook = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
+    path = tmp_path / "mine.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    graded = in_a_worker(grade_one, Submission("me", (path,)), ["22"], LIMITS)
+    assert graded.grades[0].earned == 5, graded.grades[0]
+
+
+def in_a_worker(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a call returns in a fresh process: pytest's own has threads, and forks badly."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (("22",),)) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("from minigen.kv_cache.paged import slots_of", "imports the package's own part"),
+        ("import minigen.kv_cache.paged as p\nx = p.slots_of", "uses the package's own part"),
+        ("from minigen.kv_cache import paged\nx = getattr(paged, 'slots_of')", "through getattr"),
+        ("from minigen.kv_cache import paged\npaged.slots_of = print", "changes minigen"),
+        ("from minigen import kv_cache\nsetattr(kv_cache, 'x', 1)", "changes minigen"),
+        ("try:\n    pass\nexcept Exception as e:\n    e.__traceback__.tb_frame", "reads tb_frame"),
+        ("(lambda: 0).__globals__", "reads __globals__"),
+    ],
+)
+def test_what_costs_the_marks(source: str, words: str) -> None:
+    found = screened(source, SLOTS)
+    assert any(words in each.what and each.barred for each in found), found
+
+
+def test_every_stub_and_every_solution_can_be_screened() -> None:
+    for chapter in CHAPTERS:
+        for each in exercises(chapter).values():
+            found = screened(source_of(each.dotted), each.dotted)
+            assert [finding.what for finding in found if finding.barred] == []
+            assert found[-1].what.startswith("is the package's own code")
+
+
+def test_a_renamed_copy_is_found_and_other_work_is_not() -> None:
+    one = source_of("minigen_course.ch21_blocks.lesson.choose_adjacent")
+    copied = one.replace("free", "available").replace("count", "how_many")
+    assert copied != one
+    other = source_of("minigen.kv_cache.block_allocator.copy_on_write")
+    (pair,) = alike("x", {"ada": one, "bob": f"# mine\n{copied}", "eve": other})
+    assert (pair.one, pair.other) == ("ada", "bob")
+    assert pair.share == 1
+    assert alike("x", {"ada": one, "bob": copied}, [one]) == [], "all have the package's own"
+
+
+def test_feedback_shows_what_a_student_wrote_as_text(classroom: dict[str, Graded]) -> None:
+    graded = classroom["wrong"]
+    page = feedback(graded)
+    assert "0 of 55 points" in page
+    assert "Hint 1" in page
+    assert "it should be 20." in page
+    hostile = Graded("<script>", False, ("<b>",), graded.grades)
+    assert "<script>" not in feedback(hostile)
+    assert "<b>" not in feedback(hostile)
+    assert safe_name("../a/b") == ".._a_b"
+
+
+def test_the_summary_says_what_is_hard_and_what_to_read(classroom: dict[str, Graded]) -> None:
+    text = summary(list(classroom.values()))
+    assert f"{len(classroom)} submissions, 1 late." in text
+    assert "| 22 slots_of |" in text
+    assert "- the package's, slots_of: is the package's own code" in text
+    assert "- nothing: The folder nothing is empty." in text
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    folder = tmp_path / "class"
+    for name, body in (("ada", RIGHT), ("bob", EMPTY), ("=eve()", "return []")):
+        (folder / name).mkdir(parents=True)
+        text = stub_file().replace(EMPTY, body)
+        (folder / name / "slots_of.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(course, ["grade", *arguments])
+
+
+def test_a_class_is_graded_twice_alike_and_continues(three: Path) -> None:
+    found = run(str(three), "--chapters", "22", "--seconds", "3")
+    assert found.exit_code == 0, found.output
+    target = three.with_name("class-grades")
+    with (target / MARKS).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows] == ["student", "'=eve()", "ada", "bob"]
+    assert rows[2][rows[0].index("22 slots_of (5)")] == "5"
+    assert rows[2][rows[0].index("total")] == "5"
+    assert (target / SUMMARY).exists()
+    assert (target / "feedback" / "ada.html").exists()
+    first = (target / MARKS).read_bytes()
+    stored = {path: path.stat().st_mtime_ns for path in (target / "results").glob("*.json")}
+    assert len(stored) == 3
+    text = stub_file().replace(EMPTY, RIGHT)
+    (three / "bob" / "slots_of.py").write_text(text, encoding="utf-8")
+    found = run(str(three), "--chapters", "22", "--seconds", "3", "--again", "ada")
+    assert found.exit_code == 0, found.output
+    now = {path: path.stat().st_mtime_ns for path in (target / "results").glob("*.json")}
+    changed = {path.stem for path in now if now[path] != stored[path]}
+    assert changed == {"ada", "bob"}, "what has not changed is not graded again"
+    second = (target / MARKS).read_text(encoding="utf-8").splitlines()
+    assert second[:3] == first.decode().splitlines()[:3]
+    assert second[3].startswith("bob,,5,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--chapters", "22", "--again", "zoe"], "has no submission of zoe"),
+        (["--chapters", "2"], "names no chapters"),
+        (["--chapters", "26-30"], "There is no chapter 26-30"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(three: Path, arguments: list[str], words: str) -> None:
+    found = run(str(three), *arguments)
+    assert isinstance(found.exception, OptionError)
+    assert words in str(found.exception)
+
+
+def test_chapters_are_ranges_and_lists() -> None:
+    assert chapters_in("11-13, 52,12") == ["11", "12", "13", "52"]
+
+
+def boxed(chapter: str, name: str, kind: str, key: Any) -> Outcome:
+    """Judge one of the known answers in a box."""
+    module = CHAPTERS[chapter].split(".")[1]
+    answers = import_module(f"tests.answers.{module}").ANSWERS[name]
+    exercise = exercises(chapter)[name]
+    part = {
+        "reference": lambda: exercise.solution,
+        "right": lambda: answers.right[key],
+        "wrong": lambda: answers.wrong[key],
+    }[kind]()
+
+    def take(_: ModuleType) -> Any:
+        return part
+
+    return judge_in_box([], take, exercise.checks, exercise.dotted, Limits(60.0))
+
+
+def known_answers(chapter: str) -> Iterator[tuple[str, str, Any]]:
+    module = import_module(f"tests.answers.{CHAPTERS[chapter].split('.')[1]}")
+    for name, answers in module.ANSWERS.items():
+        yield name, "reference", None
+        for number in range(len(answers.right)):
+            yield name, "right", number
+        for wrong in answers.wrong:
+            yield name, "wrong", wrong
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "chapter",
+    [each if each in ("16", "21", "22") else pytest.param(each, marks=LONG) for each in CHAPTERS],
+)
+def test_known_answers_are_graded_right(chapter: str) -> None:
+    """The package's own and other right answers have full marks, and every wrong one loses some."""
+    tried = list(known_answers(chapter))
+    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, ((chapter,),)) as pool:
+        found = list(pool.map(boxed, *zip(*[(chapter, *each) for each in tried], strict=True)))
+    for (name, kind, key), outcome in zip(tried, found, strict=True):
+        all_passed = len(outcome.passed) == outcome.num_checks and not outcome.ended
+        assert all_passed == (kind != "wrong"), (name, kind, key, outcome)
+    wrong = sum(kind == "wrong" for _, kind, _ in tried)
+    print(f"chapter {chapter}: {wrong} wrong answers lose marks, {len(tried) - wrong} right do not")
