@@ -83,6 +83,7 @@ from minigen_course.ch00_map import opening_test
 from minigen_course.ch52_slo import figures as draw
 from minigen_course.ch52_slo.capstone import Plan, score_of
 from minigen_course.ch52_slo.lesson import (
+    Rates,
     Vitals,
     broken_system,
     queries,
@@ -92,7 +93,7 @@ from minigen_course.ch52_slo.lesson import (
 )
 from minigen_course.ch52_slo.mystery import case, mystery, try_knob
 from minigen_course.figures.explore import explore, picture
-from minigen_course.lab.cost_model import Card
+from minigen_course.lab.cost_model import Card, prefill_step
 from minigen_course.lab.load import put_load, run_apart
 from minigen_course.lab.retries import Clients, storm
 from minigen_course.lab.simulator import Ask, Knobs, asks, simulate
@@ -253,12 +254,20 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # ## A machine with a clock of its own
 #
 # For what follows we need minutes of heavy traffic, many times, and the same on every machine. So
-# take the engine's own scheduler, block manager and prefix cache, and let a step take the time that
-# chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. The
-# weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is
-# missing. `Knobs` are what `minigen serve` lets you set. A step reads 15 of the 16 GB (all but the
-# embedding's table) at 300 GB/s, in 0.050 s; KV cache, overhead and prompts add the rest of 0.057 s. Each
-# token is multiplied with 7.505 billion weights, at 121 TFLOP/s (chapter 17).
+# take the engine's own scheduler, block manager and prefix cache, and let a step take the time that a
+# simple form of chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24
+# GB. (An L4 here is this GPU. In the tables of layers, L4 is the fourth layer; the two have nothing in
+# common.) The weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only
+# the model is missing. `Knobs` are what `minigen serve` lets you set, but for `max_wait`, which is
+# only an argument of the class `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's
+# table) at 300 GB/s, in 0.050 s; KV cache, overhead and prompts add the rest of 0.057 s. Each token is
+# multiplied with 7.505 billion weights, at 121 TFLOP/s.
+#
+# What is simple about it: a prompt's tokens cost too much. Each of them counts the output head, 0.525 of
+# the 7.505 billion weights, and attends to all tokens of its step. In chapter 17 only the last token of
+# a prompt goes through the head, and each token attends only to itself and those before it. So the
+# prompts of a thousand tokens and more take longer here than they should, as the first lines of the cell
+# print. Decode steps are the same. The faults and the cures below are also the same with the exact count.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
@@ -286,6 +295,17 @@ print(f"p99 of all requests: {of_all:.2f} s")
 
 # %%
 show(Card.seconds, Knobs)
+card = Card()
+for length in (350, 1000, 7000):
+    (alone,) = simulate(
+        asks([0.0], (length, length), (1, 1)), Knobs(max_num_batched_tokens=8192)
+    ).outcomes
+    exact = prefill_step(card.shape, length, 16).seconds(card.machine, card.overhead)
+    print(
+        f"a prompt of {length:>5,} tokens in one step: {alone.ttft:.3f} s here, "
+        f"{exact:.3f} s by chapter 17's formula"
+    )
+print()
 chat_of = partial(asks, prompt=(100, 600), output=(50, 150))
 load = chat_of(poisson(4, 200, np.random.default_rng(1)))
 vitals = Vitals.of(simulate(load))
@@ -359,74 +379,104 @@ guess_tail.compare(round(ends["open loop"].p99 / ends["closed loop"].p99, 1), "t
 # More load, more throughput, until the machine is full. But a request that comes too late is no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every
 # objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest offered rate at which
-# 90 % keep them.) Here it is, over a run:
+# 90 % keep them.) Here it is, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
-# | $T$ | seconds from the first request to the last answer | `report(...).seconds` |
+# | $T$ | seconds of the window | `window` |
+# | $n$ | requests that end in the window | `Rates.of` |
 # | $\ell_{i,o}$ | latency $o$ of request $i$; for ITL the p95 of its gaps | `outcome.ttft`, `outcome.gaps` |
 # | $L_o$ | the objective | `Slo("ttft", 0.5)` |
 # | $[\dots]$ | 1 if true, 0 if not | `slo.is_met(outcome)` |
 #
-# By hand: 10 requests are answered in 5 s. Two of them break the TTFT objective, and one of these two
+# By hand: 10 requests end in a window of 5 s. Two of them break the TTFT objective, and one of these two
 # and one other break ITL. Throughput is 2 per second, and goodput is (10 − 3) / 5 = 1.4 per second.
 #
-# At 14 requests offered per second, the most that we try, what remains of the best goodput?
+# Which window? A load begins with an empty machine, and at its end the machine runs empty again. A report
+# of a whole load counts both, from the first arrival to the last answer: in the vital signs above, 4 per
+# second arrived and all of them were good, and yet goodput is 3.4. So each load below lasts about 50 s,
+# and the window begins at second 15, when the machine has filled, and ends at second 45, when requests
+# still arrive.
+#
+# The length of the load matters much more when more arrives than the machine can serve. Send 14
+# requests per second, the most that we try, and stop after 175 requests. Or stop after 700, four times as
+# many. How many times as many good answers does the long load have?
 
 # %%
-guess_left = predict(
-    "Percent of the best goodput that are left at 14 per second?", None, within=1.5
-)
+guess_more = predict("Good answers of 700 requests: how many times those of 175?", None, within=1.5)
 
 # %%
 rates = (2, 4, 6, 8, 9, 10, 14)
+window = (15, 45)  # seconds
 offered = {}
 for rate in rates:
-    times = poisson(rate, 200, np.random.default_rng(1))
+    times = poisson(rate, 50 * rate, np.random.default_rng(1))
     offered[rate] = simulate(chat_of(times), Knobs(max_num_batched_tokens=512)).outcomes
 
 explore(
     lambda ttft_ms, itl_ms: draw.by_rate(
-        offered, (Slo("ttft", ttft_ms / 1e3), Slo("itl", itl_ms / 1e3))
+        offered, (Slo("ttft", ttft_ms / 1e3), Slo("itl", itl_ms / 1e3)), window
     ),
-    "Answered requests per second, all of them and those within the objectives, by offered load.",
+    "Answered requests per second, all of them and those within the objectives. Left: from second 15 "
+    "to second 45, by offered load. Right: at the largest load, from the first arrival to the "
+    "last answer of its first requests, by their number.",
     "52.3",
     ttft_ms=(50, 5000, 50, 500),
     itl_ms=(30, 100, 10, 100),
 )
 objectives = (Slo("ttft", 0.5), Slo("itl", 0.1))
-reports = {rate: report(each, objectives) for rate, each in offered.items()}
-best = max(rates, key=lambda rate: reports[rate].goodput)
-most = max(rates, key=lambda rate: reports[rate].request_rate)
-for rate in (best, most):
-    found = reports[rate]
+steady = {rate: Rates.of(each, objectives, window) for rate, each in offered.items()}
+best, most = max(rates, key=lambda rate: steady[rate].good), max(rates)
+for rate, each in steady.items():
     print(
-        f"{rate} offered per second: {found.request_rate:.1f} answered, {found.goodput:.1f} of them "
-        "within the objectives"
+        f"{rate:>2} offered per second: {each.answered:.1f} answered, {each.good:.1f} of them good"
     )
-guess_left.compare(round(100 * reports[most].goodput / reports[best].goodput), "%")
-times = poisson(12, 200, np.random.default_rng(1))
-for slots in (64, 128):
-    run = simulate(chat_of(times), Knobs(max_num_seqs=slots, max_num_batched_tokens=512))
+num_good = {}
+for count in (175, 350, 700):
+    whole = report(offered[most][:count], objectives)
+    num_good[count] = round(whole.goodput * whole.seconds)
     print(
-        f"12 offered, {slots} batch slots: goodput {report(run.outcomes, objectives).goodput:.1f}"
+        f"{most} offered, {count} requests: {num_good[count]} good in {whole.seconds:.0f} s, so "
+        f"{whole.goodput:.1f} per second; {whole.request_rate:.1f} answered per second"
     )
+guess_more.compare(round(num_good[700] / num_good[175], 2), "times")
+times = poisson(most, 50 * most, np.random.default_rng(1))
+more = simulate(chat_of(times), Knobs(max_num_seqs=128, max_num_batched_tokens=512)).outcomes
+wide = Rates.of(more, objectives, window)
+print(
+    f"{most} offered, 128 batch slots: {wide.answered:.1f} answered, {wide.good:.1f} of them good"
+)
 
 # %% [markdown]
-# Blue is what the machine answers, orange is what is answered in time. (Blue lies below the offered load
-# even where nothing waits, because $T$ lasts until the last answer.) They rise together. Then orange
-# falls, and blue still creeps up. Throughput alone says that the right end is the best. Most people there
-# wait too long: once the machine is **saturated**, a queue grows as long as the load lasts, and each
-# request waits longer than the one before it.
+# Left: blue is what the machine answers, orange is what is answered in time. They rise together until
+# the 64 batch slots are full. (Requests arrive at random, so the window has a few percent more or fewer
+# than the offered load says.) By hand: with 64 running, a step takes about 0.064 s, so a request runs for
+# about 6.5 s, and the slots answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue
+# stays on its **plateau**: throughput says that all loads there are equally good. Orange collapses. Once
+# the machine is **saturated**, a queue grows as long as the load lasts, and each request waits longer
+# than the one before it. At 14 per second no request that ends in the window is good. At 10 the queue
+# grows slowly, and at 9 only while chance brings more than the slots answer. So a part of the window
+# is still good there, and how much depends on the window.
+#
+# Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
+# it. The same requests are good however long the load is: the first ones, which came while slots were
+# free. A short test divides them by few seconds, and a long one by many. So beyond saturation **the
+# goodput of a whole load says more about the length of the test than about the machine**, and it goes to
+# 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
+# a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
+# (A point of the curves counts only so many first requests of one run.)
+#
+# (The vital signs of this chapter are of whole loads. Compare them only for the same load: a longer load
+# on a system whose queue grows would have a lower goodput.)
 #
 # The point of saturation belongs to the settings as much as to the machine. It lies where the *first*
-# resource is full, here the 64 batch slots, as the last two lines show. With more slots it moves until
-# the next resource is full.
+# resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
+# next resource is full.
 #
-# The objectives matter as much. Drag `itl_ms` to 60: at 6 per second hardly anything is left, because a
-# step with a chunk of 512 prompt tokens takes longer than that.
+# The objectives matter as much. Drag `itl_ms` to 60: at 6 per second nothing is left, because a step with
+# a chunk of 512 prompt tokens takes longer than that.
 #
 # ## What a million tokens costs
 #
@@ -443,12 +493,7 @@ for slots in (64, 128):
 # most (an L4 may draw 72 W; its host comes on top).
 
 # %%
-good_tokens = {}
-for rate in (2, best, most):
-    kept = [each for each in offered[rate] if all(slo.is_met(each) for slo in objectives)]
-    good_tokens[f"{rate} per second"] = (
-        sum(each.output_tokens for each in kept) / reports[rate].seconds
-    )
+good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
 explore(
     lambda dollars_an_hour: draw.cost(dollars_an_hour, good_tokens),
     "Dollars per million good tokens, by good tokens per second, with three loads of figure 52.3.",
@@ -469,11 +514,12 @@ joules = {name: 72 / each for name, each in good_tokens.items()}
 print(
     "at most", ", ".join(f"{each:.2f} J per good token at {name}" for name, each in joules.items())
 )
+print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second")
 
 # %% [markdown]
-# The same machine is cheapest at the load with the best goodput. At 2 per second its steps are nearly empty,
-# and at 14 per second it works for requests that have failed, so its good tokens cost more than
-# twice as much.
+# The same machine is cheapest at the largest load that it still serves in time. At 2 per second its steps
+# are nearly empty. At 14 per second it draws power and costs money as before, but all its work is for
+# requests that have failed. A good token has no price there. A report that shows one was of a short test.
 #
 # ## What a server tells
 #
@@ -485,10 +531,11 @@ print(
 #   `rate(...)`;
 # - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
 #
-# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/), so its dashboards
-# fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the
-# language of Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of
-# all servers; `le` is a bucket's upper bound, "less or equal".
+# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
+# `requests_refused_total`), so its dashboards fit with small changes; `docs/grafana/minigen.json` is
+# one. The queries below are PromQL, the language of Prometheus. `[2m]` means: over the last two
+# minutes. `sum by (le)` adds the buckets of all servers; `le` is a bucket's upper bound, "less or
+# equal".
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
 # most 0.25 s, 90 at most 0.5 s, and 100 at most 1 s. The p95 is the 95th, so it lies in the bucket
@@ -498,7 +545,7 @@ print(
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
-wanted = ("requests_waiting", "kv_cache_usage", "generation_tokens_total")
+wanted = ("requests_waiting", "kv_cache_usage", "generation_tokens_total", "requests_refused")
 lines = [line for line in page.splitlines() if any(each in line for each in wanted)]
 print(*(line for line in lines if not line.startswith("# TYPE")), sep="\n")
 queries(page)  # also checks that this server exports every metric that a query names
@@ -506,16 +553,26 @@ queries(page)  # also checks that this server exports every metric that a query 
 # %% [markdown]
 # Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
 # not remember which request was in which bucket. The share of first tokens within 500 ms is an
-# upper bound of the share of answers that keep both. Alerts to begin with, in
-# words:
+# upper bound of the share that keep both, but only among the requests that *got* a first token. A
+# request that is refused, that fails, or whose client gives up in the queue has no TTFT, so it is in
+# neither part of this ratio. The generator that lies left the slow requests out, and this ratio leaves
+# out the lost ones: a server that refuses every second request can have a perfect TTFT (one of the
+# cures below is on its way there). So count them, too: `requests_refused_total` (where a server has no
+# such metric, the gateway's log), and the reasons `error` and `abort` of `request_success_total`. Alerts
+# to begin with, in words:
 #
 # | alert if | because |
 # |---|---|
-# | share of first tokens within 500 ms is below 99 % for five minutes | people feel it, whatever the reason |
+# | share of first tokens within 500 ms is below 99 % for five minutes | those who are served feel it |
+# | share refused, failed or given up is above 1 % for five minutes | these got nothing, and no latency shows them |
 # | requests wait for five minutes without a pause | more arrives than is served |
+# | requests wait, batch slots are free, and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning, no alarm) | preemption begins when no block is free, not at 90 % |
+# | KV cache is above 90 % (a warning, no alarm) | how full it is says nothing about waiting (below system 4) |
 # | prefix hit rate falls below half of its usual value | a client changed the beginning of its prompts |
+#
+# (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
+# and add it to the 1 %.)
 #
 # ## Press it: this server
 #
@@ -579,11 +636,13 @@ draw.dashboard(
 # hidden. Where requests wait, *running, at most* is the number of batch slots, unless something else kept
 # them from running. (A run has 70 to 300 requests, so its p99 lies near the maximum.) Ask of each gauge:
 # is it at its limit, and is it the reason? In the cell after the table, write one of the six words
-# instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do.
+# instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do. There,
+# `>` marks the signs that show the fault, and all columns are of the same requests.
 #
 # **1. The first token is late, and then the words flow.**
 #
-# **2. The words stutter.** Now and then a request carries a long document.
+# **2. The words stutter.** Now and then a request carries a long document; latencies and rates are
+# those of the people who chat.
 
 # %%
 first_run, second_run = symptoms(1, 2)
@@ -595,9 +654,11 @@ stutter = case(2, saturated=None, broken=second_run)
 # %% [markdown]
 # Did you see why the ITL row of the objectives says 100 % for a system that stutters? The objective
 # allows one gap in twenty to be long. An objective is a choice, and this one does not see rare gaps
-# of a second. The p99 does.
+# of a second. The p99 does. (And the documents? None of them has its first token within 500 ms,
+# whatever the setting; the diagnosis says why.)
 #
-# **3. Requests are stopped and start again.** Answers are long, and throughput is down.
+# **3. Requests are stopped and start again.** Answers are long, and throughput is down. The server was
+# started with 3,300 blocks, all that the card's memory holds.
 #
 # **4. Throughput is low, requests wait, and the machine idles.** A hundred requests come at once.
 
@@ -607,11 +668,29 @@ third_run, fourth_run = symptoms(3, 4)
 # %%
 preempted = case(3, saturated=None, broken=third_run)
 idle = case(4, saturated=None, broken=fourth_run)
+small = asks(poisson(7, 80, np.random.default_rng(1)), (470, 470), (10, 10))
+by_blocks = {}
+for num_blocks in (90, 100, 250):
+    knobs = Knobs(num_blocks=num_blocks, max_num_batched_tokens=512)
+    by_blocks[num_blocks] = signs = Vitals.of(simulate(small, knobs))
+    print(
+        f"{num_blocks:>3} blocks, {signs.most_kv:>4.0%} in use at most: {signs.most_running} run and "
+        f"{signs.most_waiting:>2} wait at most, {signs.preemptions} preemptions, TTFT p50 "
+        f"{1e3 * signs.found.ttft.p50:>5,.0f} ms, {signs.kept:.0%} kept both"
+    )
 
 # %% [markdown]
-# A full KV cache (3) is no fault by itself. A cache is there to be used, and being full does no
-# harm as long as there are no [preemptions](../docs/glossary.md#preemption). Work that is done
-# twice is the fault.
+# A full KV cache (3) is no fault by itself, because a cache is there to be used. Its harm has two signs.
+# One is a [preemption](../docs/glossary.md#preemption): work is done twice. The other is a queue in
+# front of free batch slots: a prompt enters only if there are blocks for all of it.
+#
+# The last lines show the second sign without the first. Each request has a prompt of 470 tokens and an
+# answer of 10, so it needs 30 blocks from its first step to its last, and none is ever preempted. There
+# are 64 batch slots. With 90 blocks only three requests run at once, and the others wait; an alert on
+# preemptions would be silent. With 100 blocks it is the same, and the cache is never more than 90 % full,
+# because the last ten blocks are too few for a prompt. With 250 it is fuller than that, and all is well.
+# So the share in use alone says little. Look at `waiting` beside the free batch slots, and at the
+# preemptions.
 #
 # **5. The prefix cache does not help.** All requests carry the same instructions of 1,500 tokens.
 #
@@ -653,9 +732,10 @@ for what, knobs in {
 #
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
-# one where there is one. Below, choose a symptom, and see the gauges in time. The upper panel has
-# the requests that run and wait, the middle one the share of the blocks in use, and the lower one
-# has a point for each request: when it arrived, and how long it waited for its first token.
+# one where there is one (of the people who chat in 2 and 6, and of the other tenant in 8). Below,
+# choose a symptom, and see the gauges in time. The upper panel has the requests that run and wait, the
+# middle one the share of the blocks in use, and the lower one has a point for each request: when it
+# arrived, and how long it waited for its first token.
 
 # %%
 cases = {
@@ -678,8 +758,8 @@ explore(
 )
 
 # %% [markdown]
-# The picture first shows *queue grows*: running and blocks stay well below their limits, and the points of the
-# lower panel climb along a line. A line that climbs means that more arrives than is served,
+# The picture first shows *queue grows*: running and blocks stay well below their limits, and the points
+# of the lower panel climb along a line. A line that climbs means that more arrives than is served,
 # whichever resource is full.
 #
 # ## Shapes of traffic
@@ -693,9 +773,12 @@ picture(
     "Twenty seconds of five shapes of traffic. A bar per request: prompt tokens up, answer tokens down.",
     number="52.7",
 )
-card = Card()
-tokens_per_second = card.machine.flops / card.shape.flops(0)
-print(f"The arithmetic of this GPU computes {tokens_per_second:,.0f} tokens per second at most.")
+a_token, head = card.shape.flops(0), 2 * card.shape.vocab * card.shape.hidden
+tokens_per_second = card.machine.flops / a_token
+print(f"The arithmetic of this GPU computes {tokens_per_second:,.0f} tokens per second at most")
+print(
+    f"({card.machine.flops / (a_token - head):,.0f} of a prompt, if only its last needs the head)."
+)
 for length in (200, 6000):
     print(f"24 prompts of {length:,} tokens: {24 * length / tokens_per_second:.1f} s of arithmetic")
 
@@ -714,11 +797,11 @@ for length in (200, 6000):
 # machine. A fair gateway counts tokens, and paid APIs limit both, as
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
-# Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full blocks,
-# and work is done twice (system 3). **Pipeline parallelism** against latency: a token still visits all
-# layers, and the transfers come on top (chapter 41). **Speculative decoding** against low throughput: a
-# small model guesses tokens, and the large one checks them in one step. That helps while the arithmetic
-# has room, and can cost throughput in a full batch.
+# Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full
+# blocks, and work is done twice (system 3). **Pipeline parallelism** against latency: a token still
+# visits all layers, and the transfers come on top (chapter 41). **Speculative decoding** against low
+# throughput: a small model guesses tokens, and the large one checks them in one step. That helps while
+# the arithmetic has room, and can cost throughput in a full batch.
 #
 # ## Retry storms
 #
@@ -789,7 +872,8 @@ guess_recover.compare(sum(recovered.values()))
 # of the cache is free, and still everything is slow.
 #
 # In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
-# a little, and then stops. The cell prints all gauges, and tries a knob on seed 3 that is tempting, too.
+# a little, and then stops. The cell prints all gauges, and the one after it tries a knob on seed 3 that
+# is tempting, too (there, `*` marks what has changed).
 # Then use the picture: choose a seed, write a flag with its value, as in `--max-queue 4`, and press
 # Enter. (The faults stand in `mystery.py`. Open it afterwards.)
 
@@ -906,12 +990,14 @@ reveal(52, load_test=mine)
 #
 # where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for the
 # plain plan: 18.2 TB read and 2.76 PFLOP computed cost 18,200 / 300 = 60.7 s and 2,760 / 121 = 22.8 s,
-# together 83.5 s of the GPU. A decode step reads the weights once, for one sequence or for sixty. So a
-# plan is cheap if its steps are full, its prompts are computed once, and its requests do not fail. A plan
-# continues the ladder of Figure 25.1: change one field at a time, and each rung has a score. (A prefix
-# cache that hits makes prompts cheaper, and steps shorter. Shorter steps are emptier, so more of them
-# read the weights.) The cell shows the fields of a plan, and prints the plain plan's score, its kinds of
-# requests and the gauges that say what is full; `score_of(plan, 2)` is the second trace.
+# together 83.5 s of the GPU. (FLOPs are counted by the simple model, with the head for each token of a
+# prompt. The rule is the same for all plans.) A decode step reads the weights once, for one sequence or
+# for sixty. So a plan is cheap if its steps are full, its prompts are computed once, and its requests
+# do not fail. A plan continues the ladder of Figure 25.1: change one field at a time, and each rung has
+# a score. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps are
+# emptier, so more of them read the weights.) The cell shows the fields of a plan, and prints the plain
+# plan's score, its kinds of requests and the gauges that say what is full; `score_of(plan, 2)` is the
+# second trace.
 
 # %%
 show(Plan)
@@ -990,10 +1076,8 @@ opening_test.compare(
 # %% jupyter={"source_hidden": true}
 means = {name: 1e3 * values.mean() for name, values in systems.items()}
 tails = {name: 1e3 * np.percentile(values, 99) for name, values in systems.items()}
-falls = reports[most].goodput / reports[best].goodput
-three = broken_system(3)
-nearly_full = Vitals.of(simulate(three.load, replace(three.knobs, num_blocks=2200)))
-full = preempted.vitals[0]
+at_best, beyond = steady[best], steady[most]
+tight, roomy = by_blocks[100], by_blocks[250]
 more_slots = Vitals.of(simulate(seven.load, replace(seven.knobs, max_num_seqs=256)))
 ends_at = [each.at for each in first_run.moments]
 step = min(np.diff(ends_at))
@@ -1010,10 +1094,12 @@ verdicts(
     ),
     Claim(
         "Goodput collapses before throughput does",
-        f"throughput still rises at {most} requests per second offered; goodput is largest at "
-        f"{best}, and {falls:.0%} of that there",
-        holds(falls < 0.5 and reports[most].request_rate > reports[best].request_rate),
-        "once it is saturated, a queue grows, and each later request waits too long",
+        f"from {best} to {most} requests per second offered, throughput goes from "
+        f"{at_best.answered:.1f} to {beyond.answered:.1f} and goodput from {at_best.good:.1f} to "
+        f"{beyond.good:.1f}, in a window of {window[1] - window[0]} s",
+        holds(beyond.good < 0.5 * at_best.good and beyond.answered >= at_best.answered),
+        "once it is saturated, throughput stays on its plateau, and the queue grows as long as the "
+        "load lasts; the start of a short test hides that",
     ),
     Claim(
         "Renting eight H100 pays from 10 to 100 million tokens per month on",
@@ -1025,16 +1111,17 @@ verdicts(
     Claim(
         "TTFT below 500 ms is good, gaps below 100 ms are not noticed",
         f"used as the objectives above: at {best} per second offered "
-        f"{reports[best].goodput / reports[best].request_rate:.0%} of the answers keep both",
+        f"{at_best.good / at_best.answered:.0%} of the answers keep both",
         NOT_TESTED,
         "only people can tell; dictated code needs less, a nightly summary needs neither",
     ),
     Claim(
         "A KV cache that is 90 % full does harm, so alert there",
-        f"{nearly_full.preemptions} preemptions at {nearly_full.most_kv:.0%} of the blocks, "
-        f"{full.preemptions} at {full.most_kv:.0%}",
-        holds(nearly_full.preemptions > 0),
-        "harm begins when no block is free: alert at preemptions, and use 90 % as a warning",
+        f"at most {roomy.most_kv:.0%} full, {roomy.kept:.0%} kept both; at most "
+        f"{tight.most_kv:.0%} full, {tight.kept:.0%} (no preemption in either)",
+        holds(roomy.kept < 0.9),
+        "harm begins when a request waits for blocks beside free batch slots, or is preempted: "
+        "alert at both, and use 90 % as a warning",
     ),
     Claim(
         "A load test that sends one request after another shows a server's tail",
@@ -1075,8 +1162,11 @@ verdicts(
 # - Means hide the tail, and visits of several requests find it. A p99 wants a thousand requests, and
 #   percentiles of several servers come from the sum of their histograms.
 # - A closed loop sends nothing while the server stands still. An open loop tells the truth.
-# - Goodput counts the requests per second that keep every objective. It falls where throughput still
-#   rises, and the price of a token follows it.
+# - Goodput counts the requests per second that keep every objective. Beyond saturation throughput stays
+#   on its plateau, and goodput goes to 0, because the queue only grows. Measure both in a window after
+#   the start: what a report of a whole load shows there depends on the load's length. The price of a good
+#   token follows goodput.
+# - Latencies are those of requests that were served. Count the refused, failed and given up apart.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer that owns it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
@@ -1121,9 +1211,9 @@ verdicts(
 #   server has `--metrics` and a number of slots, `--parallel`.
 #   **[Ollama](https://docs.ollama.com/faq)** takes a queue limit and a number of parallel requests
 #   from the environment (`OLLAMA_MAX_QUEUE`, `OLLAMA_NUM_PARALLEL`).
-# - Load generators (`vllm bench serve`, NVIDIA's AIPerf, `minigen bench serve`) can send in an open loop,
-#   if you give a rate. vLLM's without one sends all at once; AIPerf's `--concurrency` alone is a closed
-#   loop.
+# - Load generators (`vllm bench serve`, NVIDIA's AIPerf) can send in an open loop, if you give a rate.
+#   vLLM's without one sends all at once; AIPerf's `--concurrency` alone is a closed loop. `minigen bench
+#   serve` always sends in an open loop, 4 requests per second if you give no `--rate`.
 #
 # **Which engine when?** By what limits you:
 #

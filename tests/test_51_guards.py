@@ -245,9 +245,10 @@ class Callers:
     """Requests that run until they are finished, behind an `Admission`."""
 
     def __init__(self, queued: Callable[[], int] = lambda: 0, **limits: Any):
-        self.clock, self.streams = Clock(), list[Stream]()
+        self.clock, self.streams, self.refused = Clock(), list[Stream](), list[int]()
         self.draining = False
-        self.app = Admission(self.stay, Limits(**limits), lambda: self.draining, queued, self.clock)
+        draining, refused = lambda: self.draining, self.refused.append
+        self.app = Admission(self.stay, Limits(**limits), draining, queued, self.clock, refused)
         self.tasks = list[asyncio.Task[Exchange]]()
 
     async def stay(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -278,6 +279,7 @@ def test_as_many_requests_are_admitted_as_may_be_in_flight() -> None:
         refused = await callers.enter()
         assert refused.error["code"] == "rate_limit_exceeded"
         assert "2 requests are in flight" in refused.error["message"]
+        assert callers.refused == [429, 429]
         assert int(refused.answer_headers["retry-after"]) >= 1
         await callers.finish_all()
         assert callers.app.num_in_flight == 0
@@ -361,6 +363,7 @@ def test_while_draining_new_work_is_refused_and_running_requests_continue() -> N
         refused = await callers.enter()
         assert refused.status == 503, "and no 429: no request will be admitted"
         assert refused.error["code"] == "server_draining"
+        assert callers.refused == [503]
         assert refused.answer_headers["retry-after"] == "8"
         still = Admission(echo, Limits(), lambda: True)
         assert (await Exchange("/health", "GET").run(still)).status == 200

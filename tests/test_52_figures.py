@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minigen import LLM
-from minigen.bench.report import Slo
+from minigen.bench.report import Slo, report
 from minigen.bench.workload import Planned, burst, constant
 from minigen.server.local import serving
 from minigen.server.metrics import Histogram
@@ -45,14 +45,18 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def test_goodput_and_throughput_are_drawn_over_the_offered_rate() -> None:
     slow = Knobs(max_num_seqs=1)
     runs = {
-        rate: simulate(asks(constant(rate, 12), (20, 20), (10, 10)), slow).outcomes
+        rate: simulate(asks(constant(rate, 40), (20, 20), (10, 10)), slow).outcomes
         for rate in (1, 4)
     }
-    (axes,) = by_rate(runs, [Slo("ttft", 0.5)]).axes
-    answered, good = (list(line.get_ydata()) for line in axes.lines[:2])
-    assert good[0] == answered[0]
-    assert good[1] < answered[1]
-    assert axes.get_title(loc="left").endswith("at 1 offered per second")
+    left, right = by_rate(runs, [Slo("ttft", 0.5)], (2.0, 12.0)).axes
+    answered, good = (list(line.get_ydata()) for line in left.lines[:2])
+    assert good[0] == answered[0] == pytest.approx(1.0)
+    assert good[1] == 0 < answered[0] < answered[1]
+    assert left.get_title(loc="left").endswith("at 1 offered per second")
+    found = report(runs[4], [Slo("ttft", 0.5)])
+    assert [line.get_xdata()[-1] for line in right.lines] == [40, 40]
+    ends = [line.get_ydata()[-1] for line in right.lines]
+    assert ends == pytest.approx([found.request_rate, found.goodput])
 
 
 def test_a_visit_is_as_bad_as_its_worst_request() -> None:

@@ -258,6 +258,7 @@ def test_names_types_and_buckets_are_vllms() -> None:
         "vllm:prompt_tokens": "counter",
         "vllm:generation_tokens": "counter",
         "vllm:request_success": "counter",
+        "vllm:requests_refused": "counter",  # minigen's own
         "vllm:num_preemptions": "counter",
         "vllm:time_to_first_token_seconds": "histogram",
         "vllm:inter_token_latency_seconds": "histogram",
@@ -302,6 +303,15 @@ def test_each_model_has_its_numbers_until_it_is_unloaded() -> None:
     assert 'model_name="c"' not in page.render().decode()
     page.remove(second)
     assert "quoted" not in page.render().decode()
+
+
+def test_refusals_count_by_status_for_the_whole_server() -> None:
+    page = MetricsPage()
+    for status in (429, 503, 429):
+        page.count_refusal(status)
+    found = samples(page)
+    assert found[("minigen:requests_refused_total", (("status", "429"),))] == 2
+    assert found[("minigen:requests_refused_total", (("status", "503"),))] == 1
 
 
 def test_another_collector_may_join_the_page_but_not_take_its_names() -> None:

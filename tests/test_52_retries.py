@@ -49,6 +49,7 @@ def test_a_rate_counts_times_per_second_in_windows() -> None:
 def test_queries_name_metrics_that_the_server_exports(capsys: pytest.CaptureFixture[str]) -> None:
     known = {f"minigen:{name}" for name in GAUGES}
     known |= {f"minigen:{name}_total" for name in COUNTERS}
+    known |= {"minigen:request_success_total", "minigen:requests_refused_total"}
     known |= {f"minigen:{name}_{end}" for name in BUCKETS for end in ("bucket", "sum", "count")}
     named = {name for query in QUERIES.values() for name in METRIC.findall(query)}
     assert named <= known

@@ -11,11 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from minigen.bench.client import Target, find_model, open_loop, send
 from minigen.bench.report import Outcome, report
 from minigen.bench.workload import Planned
+from minigen.server import local
 from minigen.server.app import create_service
 from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
+from minigen.server.middleware.limits import Limits
 from minigen.server.models import ModelHost
 from tests.serving import load_tiny, save_tiny, serving
 from tests.waiting import wait_until
+
+LABELS = ("finished_reason", "status")
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +39,18 @@ def put(target: Target, load: list[Planned]) -> list[Outcome]:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """Return the page's samples by name, without labels."""
+    """Return the page's samples by name, with the labels in `LABELS`."""
     response = httpx.get(f"{url}/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = text_string_to_metric_families(response.text)
+    found = [sample for family in families for sample in family.samples]
     return {
-        f"{sample.name} {sample.labels.get('finished_reason', '')}".strip(): sample.value
-        for family in families
-        for sample in family.samples
-        if "le" not in sample.labels
+        " ".join([each.name, *(each.labels[name] for name in LABELS if name in each.labels)]): (
+            each.value
+        )
+        for each in found
+        if "le" not in each.labels
     }
 
 
@@ -69,6 +75,18 @@ def test_client_and_server_count_the_same_requests_and_tokens(
     assert found.ttft is not None
     mean = metrics["minigen:time_to_first_token_seconds_sum"] / 20
     assert 0 < mean < found.ttft.mean  # the client's time includes the network
+
+
+def test_a_refused_request_is_on_the_page_and_in_no_latency(directory: Path) -> None:
+    limits = Limits(max_queue=0)  # nothing may enter
+    with local.serving(load_tiny(directory), limits=limits) as server:
+        before = scraped(server.url)
+        (outcome,) = put(Target(server.url, "minigen"), [Planned(0, "hello", 4)])
+        after = scraped(server.url)
+    assert outcome.error == "HTTP 429"
+    assert after["minigen:requests_refused_total 429"] == 1
+    name = "minigen:time_to_first_token_seconds_count"
+    assert after[name] == before[name]
 
 
 def test_an_unloaded_model_leaves_the_page_and_returns_when_loaded(directory: Path) -> None:

@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from minigen.bench.report import Slo, report
+from minigen.bench.report import Outcome, Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
 from minigen_course.ch52_slo import lesson
 from minigen_course.ch52_slo.lesson import (
     Case,
+    Rates,
     Vitals,
     broken_system,
     most_arithmetic,
     num_equal,
+    rates_by_length,
     symptoms,
     table,
     traffic_shapes,
@@ -205,7 +207,7 @@ def test_the_table_shows_a_second_change_and_who_kept_the_objectives(
 @pytest.mark.parametrize(
     ("number", "answer", "kept"),
     [
-        *((1, "batch slots", 0.9), (2, "token budget", 0.6), (3, "blocks", 0.3)),
+        *((1, "batch slots", 0.9), (2, "token budget", 0.6), (3, "blocks", 0.1)),
         *((5, "arithmetic", 0.9), (6, "batch slots", 0.8), (7, "arithmetic", 0.6)),
         (8, "batch slots", 0.9),
     ],
@@ -263,6 +265,63 @@ def test_vitals_count_who_kept_which_objective() -> None:
     assert (vitals.kept_ttft, vitals.kept_itl, vitals.kept) == (0.5, 1, 0.5)
     refusing = simulate(asks(burst(4), (20, 20), (9, 9)), Knobs(max_num_seqs=1, max_queue=1))
     assert Vitals.of(refusing).kept == 0.25, "a refused request keeps nothing"
+
+
+def ended(arrived: float, first: float, at: float, error: str | None = None) -> Outcome:
+    return Outcome(arrived, arrived, at, (first, at), 2, error=error)
+
+
+def test_rates_are_of_the_requests_that_end_in_the_window() -> None:
+    outcomes = [
+        *(ended(0, 0.2, 9.9), ended(9, 9.2, 10.0), ended(8, 12.0, 14.0)),
+        *(ended(13, 13.1, 14.9, "HTTP 429"), ended(14, 14.1, 15.0)),
+    ]
+    found = Rates.of(outcomes, (Slo("ttft", 0.5),), (10, 15))
+    assert found == Rates(answered=2 / 5, good=1 / 5, good_tokens=2 / 5)
+
+
+def test_rates_by_length_are_those_of_the_reports_of_the_first_requests() -> None:
+    outcomes = of_slots(2).outcomes
+    slos = (Slo("ttft", 0.5),)
+    answered, good = rates_by_length(outcomes, slos)
+    for count in (1, 3, 8):
+        whole = report(outcomes[:count], slos)
+        assert answered[count - 1] == pytest.approx(whole.request_rate)
+        assert good[count - 1] == pytest.approx(whole.goodput)
+
+
+def test_beyond_saturation_a_longer_load_has_no_more_good_answers() -> None:
+    few, slos = Knobs(max_num_seqs=2), (Slo("ttft", 0.5),)
+    num_good = []
+    for count in (20, 40, 80):
+        outcomes = simulate(asks(constant(8, count), (20, 20), (20, 20)), few).outcomes
+        num_good.append(sum(slos[0].is_met(each) for each in outcomes))
+    assert 0 < num_good[0] == num_good[1] == num_good[2]
+
+
+def test_the_full_system_has_all_blocks_of_its_card_and_its_first_tokens_wait_for_them() -> None:
+    system = broken_system(3)
+    assert system.knobs.num_blocks == Knobs().num_blocks
+    broken = Vitals.of(simulate(system.load, system.knobs))
+    assert broken.preemptions > 0
+    assert broken.most_waiting > 0
+    assert broken.most_running < system.knobs.max_num_seqs, "batch slots are free"
+
+
+def test_requests_can_wait_for_blocks_without_any_preemption() -> None:
+    load = asks(constant(7, 40), (470, 470), (10, 10))  # 30 blocks each, from first step to last
+    tight, roomy = (Vitals.of(simulate(load, Knobs(num_blocks=each))) for each in (100, 250))
+    assert tight.preemptions == roomy.preemptions == 0
+    assert tight.most_running == 3
+    assert tight.most_waiting > 5 > roomy.most_waiting
+    assert tight.kept_ttft < 0.5 < roomy.kept_ttft == 1
+
+
+def test_chats_and_documents_are_counted_apart() -> None:
+    system = broken_system(2)
+    made = CURES[2](system.load, system.knobs, simulate(system.load, system.knobs))
+    assert {each.found.num_requests for each in made.vitals} == {90}, "the same chats in each run"
+    assert "Of the 16 documents, 0, 0 and 0 keep 500 ms" in made.moved
 
 
 def test_broken_systems_differ_and_show_nothing_of_their_fault(

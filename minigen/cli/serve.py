@@ -134,7 +134,7 @@ def serve(
     page = MetricsPage(f"{metrics_prefix}:")
     hosted = ModelHost(loads, idle, [metrics_watcher(page)], stay=joined)
     keys = ApiKeys([*(api_keys or ()), *(read_keys(api_key_file) if api_key_file else ())])
-    service = create_service(hosted, limits, keys, [metrics_router(page)])
+    service = create_service(hosted, limits, keys, [metrics_router(page)], page.count_refusal)
     if log_level not in LEVELS:
         raise OptionError(f"log_level must be one of {', '.join(LEVELS)}, not {log_level!r}.")
     logging.basicConfig(level=log_level.upper())

@@ -1,7 +1,7 @@
 """The ASGI application: the routes of all APIs, which share one `ModelHost`, and the middleware."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from typing import Any
@@ -91,10 +91,12 @@ def create_service(
     limits: Limits = DEFAULT_LIMITS,
     keys: ApiKeys = NO_KEYS,
     routers: SequenceOf[APIRouter] = (),
+    refused: Callable[[int], None] = lambda status: None,
 ) -> MiddlewareStack:
     """Create the complete ASGI app: the OpenAI and Ollama APIs, further `routers`, the middleware.
 
-    Raises `OptionError` for limits that contradict each other.
+    `refused` is called with the status (429 or 503) of each request that is not admitted. Raises
+    `OptionError` for limits that contradict each other.
     """
     apis = [ollama_router(host, limits.check), *routers]
     return MiddlewareStack(
@@ -103,4 +105,5 @@ def create_service(
         keys,
         draining=lambda: host.draining,
         num_queued=lambda: host.num_waiting,
+        refused=refused,
     )

@@ -104,7 +104,8 @@ def serving(
     page.add(metrics)
     llm.trace.subscribe(metrics)
     host = ModelHost({name: lambda: llm})
-    app = create_service(host, limits, ApiKeys(api_keys), [metrics_router(page)])
+    keys, routers = ApiKeys(api_keys), [metrics_router(page)]
+    app = create_service(host, limits, keys, routers, page.count_refusal)
     return LocalServer(app, host, lambda: llm.trace.unsubscribe(metrics))
 
 

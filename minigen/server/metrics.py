@@ -57,6 +57,7 @@ COUNTERS = (
 )
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 REASONS = ("stop", "length", "abort", "error")
+REFUSALS = (429, 503)  # statuses: above a limit, while the server shuts down
 
 
 @dataclass(eq=False)
@@ -200,6 +201,7 @@ HELP = {
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens that were found in the prefix cache.",
     "request_success": "Requests that ended, by the reason: stop, length, abort, error.",
+    "requests_refused": "Requests that were not admitted, by the status: 429 or 503.",
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
     "inter_token_latency_seconds": "From each token of a request to the next.",
     "request_time_per_output_token_seconds": "Mean time between a request's tokens.",
@@ -215,7 +217,9 @@ class MetricsPage(Collector):
 
     `registry` belongs to this page, not to the process. It also reports the process's memory and
     CPU time, and accepts further collectors. `prefix` starts every name: "minigen:", or "vllm:" for
-    dashboards that were made for vLLM; any other raises `OptionError`. All methods are thread-safe.
+    dashboards that were made for vLLM; any other raises `OptionError`. A refused request reaches no
+    engine, so refusals count for the whole server; vLLM has no such metric. All methods are
+    thread-safe.
     """
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
@@ -226,6 +230,7 @@ class MetricsPage(Collector):
         self.prefix = prefix
         self.registry = CollectorRegistry()
         self._models: dict[str, Metrics] = {}
+        self._refused, self._lock = dict.fromkeys(REFUSALS, 0), Lock()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -250,6 +255,11 @@ class MetricsPage(Collector):
         trace.subscribe(metrics)
         return lambda: self.remove(metrics)
 
+    def count_refusal(self, status: int) -> None:
+        """Count a request that was refused with this status, one of `REFUSALS`."""
+        with self._lock:
+            self._refused[status] += 1
+
     def render(self) -> bytes:
         """Return the page's text, with the content type `content_type`."""
         return generate_latest(self.registry)
@@ -266,6 +276,7 @@ class MetricsPage(Collector):
         yield from (self._gauge(name, readings) for name in GAUGES)
         yield from (self._counter(name, readings) for name in COUNTERS)
         yield self._ended(readings)
+        yield self._refusals()
         yield from (self._histogram(name, readings) for name in BUCKETS)
 
     def _gauge(self, name: str, readings: Mapping[str, Readings]) -> Metric:
@@ -287,6 +298,13 @@ class MetricsPage(Collector):
         for model, each in readings.items():
             for reason in REASONS:
                 family.add_metric([model, reason], each.ended[reason])
+        return family
+
+    def _refusals(self) -> Metric:
+        name = "requests_refused"
+        family = CounterMetricFamily(self.prefix + name, HELP[name], labels=("status",))
+        for status, count in self._refused.items():
+            family.add_metric([str(status)], count)
         return family
 
     def _histogram(self, name: str, readings: Mapping[str, Readings]) -> Metric:

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 from prometheus_client.parser import text_string_to_metric_families
 
-from minigen.bench.report import Outcome, Slo, report
+from minigen.bench.report import Outcome, Slo
 from minigen.bench.workload import Planned
 from minigen.trace.events import Event
 from minigen.trace.timeline import Request, Timeline
-from minigen_course.ch52_slo.lesson import num_equal
+from minigen_course.ch52_slo.lesson import Rates, num_equal, rates_by_length
 from minigen_course.ch52_slo.mystery import goal_of, goodput_of, treated
 from minigen_course.figures.explore import explore
 from minigen_course.figures.style import (
@@ -270,28 +270,38 @@ def _lines(
 
 
 TICKS_SECONDS = (0.1, 0.2, 0.5, 1, 2, 4)
+SHORTEST = 25  # requests of a load whose rates are drawn
+RATE_NAMES = ("throughput: answered", "goodput: within the objectives")
 ROW_TITLES = ("requests", "KV cache used", "time to first token, s")
 
 
-def by_rate(outcomes: Mapping[float, Sequence[Outcome]], slos: Sequence[Slo]) -> Figure:
-    """Draw throughput and goodput by the offered rate, all in requests per second."""
-    reports = {rate: report(each, slos) for rate, each in outcomes.items()}
-    rates = list(reports)
-    answered = [each.request_rate for each in reports.values()]
-    good = [each.goodput or 0.0 for each in reports.values()]
-    made, axes = figure(9, 3.6)
-    axes.plot(rates, answered, "o-", color=BLUE, label="throughput: answered")
-    axes.plot(rates, good, "o-", color=ORANGE, label="goodput: answered within the objectives")
-    best = rates[int(np.argmax(good))]
-    axes.axvline(best, color=FAINT, zorder=0)
-    axes.set(
-        xlabel="offered requests per second",
-        ylabel="requests per second",
-        ylim=(0, None),
-        xlim=(0, None),
-    )
-    axes.legend(frameon=False, labelcolor=INK, loc="upper left")
-    title(axes, f"Goodput is largest, {max(good):.1f} per second, at {best:g} offered per second")
+def by_rate(
+    outcomes: Mapping[float, Sequence[Outcome]], slos: Sequence[Slo], window: tuple[float, float]
+) -> Figure:
+    """Draw throughput and goodput by the offered rate, all in requests per second.
+
+    Left are the requests that end in the window; right, at the largest rate, the first requests of
+    the load, from the first arrival to their last answer.
+    """
+    rates, most = list(outcomes), max(outcomes)
+    found = [Rates.of(each, slos, window) for each in outcomes.values()]
+    by_length = [each[SHORTEST - 1 :] for each in rates_by_length(outcomes[most], slos)]
+    lengths = range(SHORTEST, len(outcomes[most]) + 1)
+    made, (left, right) = figure(10, 3.6, ncols=2, width_ratios=(1.4, 1), sharey=True)
+    for axes, places, lines, look in (
+        (left, rates, ([each.answered for each in found], [each.good for each in found]), "o-"),
+        (right, lengths, by_length, "-"),
+    ):
+        for line, colour, name in zip(lines, (BLUE, ORANGE), RATE_NAMES, strict=True):
+            axes.plot(places, line, look, color=colour, label=name)
+        axes.set(ylim=(0, None), xlim=(0, None))
+    best = int(np.argmax([each.good for each in found]))
+    left.axvline(rates[best], color=FAINT, zorder=0)
+    left.set(xlabel="offered requests per second", ylabel="requests per second")
+    right.set(xlabel="requests of the load")
+    right.legend(frameon=False, labelcolor=INK, loc="center right")
+    title(left, f"Goodput is largest at {rates[best]:g} offered per second")
+    title(right, f"{most:g} offered, by the load's length")
     return made
 
 
@@ -347,13 +357,8 @@ def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
     for name, rate in tokens.items():
         dollars = price_per_hour / (0.0036 * rate)
         axes.plot(rate, dollars, "o", color=ORANGE)
-        axes.annotate(
-            f"{name}: \\${dollars:,.2f}",
-            (rate, dollars),
-            xytext=(6, 8),
-            color=INK,
-            textcoords="offset points",
-        )
+        label = f"{name}: \\${dollars:,.2f}"
+        axes.annotate(label, (rate, dollars), (6, 8), color=INK, textcoords="offset points")
     axes.set(xlabel="good tokens per second", ylabel="dollars per million good tokens")
     axes.set_ylim(0, 1.25 * max(price_per_hour / (0.0036 * each) for each in tokens.values()))
     axes.set_xlim(0, most)

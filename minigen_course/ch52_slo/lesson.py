@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from IPython.display import display
 
-from minigen.bench.report import Report, Slo, report
+from minigen.bench.report import Outcome, Report, Slo, report
 from minigen.bench.workload import burst, constant, poisson
 from minigen.trace.timeline import Timeline
 from minigen_course.lab.cost_model import Card
@@ -19,6 +19,43 @@ from minigen_course.lab.simulator import CARD, Ask, Knobs, Run, asks, simulate
 RESOURCES = ("batch slots", "token budget", "blocks", "arithmetic", "bandwidth", "nothing")
 LAYERS = ("client", "gateway", "batching", "engine", "runtime", "silicon")
 SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a server gives per second: requests answered, good ones, and the tokens of good ones.
+
+    A good request met every objective.
+    """
+
+    answered: float
+    good: float
+    good_tokens: float
+
+    @classmethod
+    def of(
+        cls, outcomes: Sequence[Outcome], slos: Sequence[Slo], window: tuple[float, float]
+    ) -> "Rates":
+        """Count the requests that end in the window, whose begin and end are in seconds."""
+        begin, end = window
+        ended = [each for each in outcomes if each.error is None and begin <= each.ended < end]
+        good = [each for each in ended if all(slo.is_met(each) for slo in slos)]
+        counts = len(ended), len(good), sum(each.output_tokens for each in good)
+        return cls(*(count / (end - begin) for count in counts))
+
+
+def rates_by_length(
+    outcomes: Sequence[Outcome], slos: Sequence[Slo]
+) -> tuple[list[float], list[float]]:
+    """Return the requests per second, all and good ones, of a load's first 1, 2, 3, ... requests.
+
+    The seconds last from the first arrival to the last answer of these requests, as in `report`.
+    No request may have failed.
+    """
+    good = np.cumsum([all(slo.is_met(each) for slo in slos) for each in outcomes])
+    seconds = np.maximum.accumulate([each.ended for each in outcomes]) - outcomes[0].arrived
+    answered = np.arange(1, len(outcomes) + 1) / seconds
+    return answered.tolist(), (good / seconds).tolist()
 
 
 @dataclass(frozen=True)
@@ -236,11 +273,11 @@ def broken_system(number: int) -> System:
     if number == 1:
         return System(in_order(_chat(2, 70, (50, 200), (50, 100))), Knobs(max_num_seqs=4))
     if number == 2:
-        documents = asks(constant(0.4, 16), (6000, 8000), (20, 40), seed=2)
-        talk = _chat(2, 90, (50, 100), (80, 160))
-        return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192))
-    if number == 3:
-        return System(in_order(_chat(1.2, 80, (800, 1200), (200, 400))), Knobs(num_blocks=1600))
+        documents = asks(constant(0.4, 16), (6000, 8000), (20, 40), seed=2, tenant="document")
+        talk = asks(poisson(2, 90, rng(1)), (50, 100), (80, 160), tenant="chat")
+        return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192), "chat")
+    if number == 3:  # with all the blocks that the card holds
+        return System(in_order(_chat(2.4, 120, (800, 1200), (200, 400))), Knobs())
     if number == 4:
         load = asks(burst(100), (50, 200), (10, 300))
         return System(in_order(load), Knobs("static", max_num_seqs=16))
@@ -320,6 +357,11 @@ QUERIES = {  # what it says -> PromQL
     "requests that run": "sum(minigen:num_requests_running)",
     "fullest KV cache": "max(minigen:kv_cache_usage_perc)",
     "preemptions per second": "sum(rate(minigen:num_preemptions_total[2m]))",
+    "requests refused per second": "sum(rate(minigen:requests_refused_total[2m]))",
+    "share refused, failed or given up": "(sum(rate(minigen:requests_refused_total[2m])) + "
+    'sum(rate(minigen:request_success_total{finished_reason=~"error|abort"}[2m]))) / '
+    "(sum(rate(minigen:requests_refused_total[2m])) + "
+    "sum(rate(minigen:request_success_total[2m])))",
     "output tokens per second": "sum(rate(minigen:generation_tokens_total[2m]))",
     "prefix cache hit rate": "sum(rate(minigen:prefix_cache_hits_total[2m])) / "
     "sum(rate(minigen:prefix_cache_queries_total[2m]))",

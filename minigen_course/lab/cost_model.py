@@ -334,7 +334,12 @@ class Card:
     kv_bits: float = 16
 
     def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
-        """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead."""
+        """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead.
+
+        Simpler than `prefill_step`, and longer for prompts: each token of a chunk counts the output
+        head and attends to the whole context, though a prompt needs the head for its last token
+        only, and each token sees only those before it.
+        """
         shape = self.shape
         a_token, kv_bytes = shape.flops(0), shape.kv_numbers(1) * self.kv_bits / 8
         a_pair = shape.flops(1) - a_token

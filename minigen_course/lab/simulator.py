@@ -106,6 +106,7 @@ class Knobs:
     """The settings of a run: options of `LLM.load` and of the server, under the same names.
 
     `scheduler` is "static", "dynamic" (which waits `max_wait` seconds), "continuous", or a class.
+    Only `max_wait` is no option of either: the simulator passes it to `DynamicScheduler`.
     """
 
     scheduler: str | MakeScheduler = "continuous"

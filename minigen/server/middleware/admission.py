@@ -48,7 +48,8 @@ class Admission:
 
     Both responses have a `Retry-After` header. Only requests that make work count, so health checks
     and metrics respond under full load, too. `draining` returns whether the server is shutting
-    down, `num_queued` the number of sequences that wait in the engines.
+    down, `num_queued` the number of sequences that wait in the engines. `refused` is called with
+    the status of each rejection.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Admission:
         draining: Callable[[], bool] = lambda: False,
         num_queued: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
+        refused: Callable[[int], None] = lambda status: None,
     ):
         self.app, self.limits, self._clock = app, limits, clock
-        self._draining, self._num_queued = draining, num_queued
+        self._draining, self._num_queued, self._refused = draining, num_queued, refused
         self._turns = Turns(clock)
         self._of_key: Counter[str | None] = Counter()
         self.num_in_flight = 0
@@ -72,6 +74,7 @@ class Admission:
         key = record_of(scope).key
         refusal = self._refusal(key)
         if refusal is not None:
+            self._refused(refusal.status)
             return await refusal.response(scope["path"])(scope, receive, send)
         started = self._clock()
         self._count(key, 1)

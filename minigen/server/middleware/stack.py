@@ -34,8 +34,8 @@ SEEN_BY_PAGES = ("x-request-id", "retry-after")
 class MiddlewareStack:
     """An ASGI app behind the middleware; messages other than HTTP (lifespan) bypass the middleware.
 
-    `Admission` documents `draining` and `num_queued`. Raises `OptionError` for a limit per key
-    without keys.
+    `Admission` documents `draining`, `num_queued` and `refused`. Raises `OptionError` for a limit
+    per key without keys.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class MiddlewareStack:
         draining: Callable[[], bool] = lambda: False,
         num_queued: Callable[[], int] = lambda: 0,
         logger: logging.Logger = access_logger,
+        refused: Callable[[int], None] = lambda status: None,
     ):
         if limits.max_in_flight_per_key is not None and not keys:
             raise OptionError(
@@ -55,7 +56,7 @@ class MiddlewareStack:
         guarded: ASGIApp = WholeBody(app, limits.max_body_bytes, limits.body_timeout)
         if limits.request_timeout is not None:
             guarded = Deadline(guarded, limits.request_timeout)
-        guarded = Admission(guarded, limits, draining, num_queued)
+        guarded = Admission(guarded, limits, draining, num_queued, refused=refused)
         if keys:
             metrics = {"/metrics"} if limits.open_metrics else set()
             guarded = RequireKey(guarded, keys, OPEN | metrics)
