@@ -9,6 +9,7 @@ import torch
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.kernels.cpu.packed_weights import by_panels, pack_weight
 from minigen_course.ch34_cpu_kernels.figures import (
+    GROUPS,
     LANES,
     WORDS,
     bars,
@@ -17,11 +18,12 @@ from minigen_course.ch34_cpu_kernels.figures import (
     loads,
     machine,
     phase,
+    place_of,
     rounding,
-    row_of_lanes,
     staircase,
     steps_of_scales,
     tasks_of_phase,
+    words_of_load,
 )
 from minigen_course.ch34_cpu_kernels.lesson import (
     bits_a_weight,
@@ -30,6 +32,7 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     continue_rounded,
     parts_of_time,
     perplexity_cost,
+    possible_fits,
     processor_parts,
     quantise_groups,
     rate_and_constant,
@@ -51,21 +54,31 @@ from minigen_course.lab.inspect_model import agreement, load_model, perplexity_o
 
 
 def test_a_load_reads_the_order_of_the_packed_weights() -> None:
-    rows = np.arange(LANES * WORDS, dtype=np.int32).reshape(LANES, 1, WORDS)
-    for way, memory in ((False, rows.reshape(-1)), (True, by_panels(rows))):
+    words = np.arange(LANES * GROUPS * WORDS, dtype=np.int32).reshape(LANES, GROUPS, WORDS)
+    for by_panels_, memory in ((False, words.reshape(-1)), (True, by_panels(words))):
         for load in range(WORDS):
-            expected = [rows[row, 0, word] for row, word in row_of_lanes(load, way)]
-            assert memory[load * LANES : (load + 1) * LANES].tolist() == expected
+            taken = words_of_load(load, 5, by_panels_)
+            places = [place_of(word, by_panels_) for word in taken]
+            assert places == list(range(places[0], places[0] + LANES))  # one load
+            assert memory[places].tolist() == [words[word] for word in taken]
+
+
+def test_by_rows_a_load_holds_two_groups_of_one_row() -> None:
+    for load in range(WORDS):
+        taken = words_of_load(load, 7, by_panels=False)
+        assert {(row, group) for row, group, _ in taken} == {(7, 2 * load), (7, 2 * load + 1)}
+        assert len({group for _, group, _ in words_of_load(load, 7, by_panels=True)}) == 1
 
 
 def test_the_picture_of_a_load_shows_how_many_rows_are_in_the_register() -> None:
     left, right, below_left, below_right = loads(2, 5).axes
-    assert left.get_title(loc="left") == "By rows: load 2 takes words 32 to 47"
-    assert right.get_title(loc="left") == "In a panel: load 2 takes word 2 of every row"
-    assert below_left.get_title(loc="left").startswith("the register: 2 rows in 16 lanes")
-    assert below_right.get_title(loc="left").startswith("the register: 16 rows in 16 lanes")
-    assert [each.get_text() for each in below_left.texts] == ["r4"] * 8 + ["r5"] * 8
+    assert left.get_title(loc="left") == "By rows: load 2 of row 5 takes its groups 4 and 5"
+    assert right.get_title(loc="left") == "In a panel: word 2 of all rows"
+    assert below_left.get_title(loc="left").startswith("the register: 1 row, 2 groups")
+    assert below_right.get_title(loc="left").startswith("the register: 16 rows, 1 group")
+    assert [each.get_text() for each in below_left.texts] == ["r5\ng4"] * 8 + ["r5\ng5"] * 8
     assert [each.get_text() for each in below_right.texts] == [f"r{row}" for row in range(16)]
+    assert left.texts[5 * 2 * WORDS].get_text() == str((5 * GROUPS + 4) * WORDS) == "752"
     assert right.texts[5 * WORDS + 2].get_text() == str(2 * LANES + 5)
     for load, row in ((8, 0), (-1, 0), (0, 16)):
         with pytest.raises(ValueError, match="loads are 0 to 7, and rows 0 to 15"):
@@ -91,12 +104,13 @@ def test_bars_are_the_numbers_they_are_given() -> None:
 
 def test_the_fitted_line_and_all_measured_times_are_drawn() -> None:
     num_bytes = {"a": 1e8, "b": 2e8}
-    (axes,) = forms(num_bytes, {"a": [4e-3, 6e-3], "b": [9e-3, 11e-3]}, 40e9, 20e9, 5e-4).axes
+    seconds = {"a": [4e-3, 8e-3, 5e-3], "b": [9e-3, 10e-3, 14e-3]}
+    (axes,) = forms(num_bytes, seconds, 40e9, 20e9, 5e-4).axes
     full, fitted, *points = axes.lines
     assert full.get_ydata()[0] == 0
     assert fitted.get_ydata()[0] == pytest.approx(0.5)
     assert [line.get_xdata()[0] for line in points[:2]] == pytest.approx([100, 200])
-    assert [line.get_ydata()[0] for line in points[:2]] == pytest.approx([4, 9])
+    assert [line.get_ydata()[0] for line in points[:2]] == pytest.approx([5, 10])  # medians
     assert "0.50 ms" in axes.get_title(loc="left")
 
 
@@ -329,6 +343,18 @@ def test_a_constant_is_distinguished_from_a_lower_rate() -> None:
     assert (rate, constant) == pytest.approx((30e9, 0.5e-3))
     _, none = rate_and_constant(num_bytes, [each / 20e9 for each in num_bytes])
     assert none == pytest.approx(0, abs=1e-9)
+
+
+def test_a_form_off_the_line_shifts_the_constant_by_more_than_its_own_share() -> None:
+    num_bytes = [269e6, 143e6, 96e6]
+    seconds = [each / 30e9 + 0.1e-3 for each in num_bytes]
+    exact, *others = possible_fits(num_bytes, seconds, 0.02)
+    assert exact == pytest.approx((30e9, 0.1e-3))
+    assert len(others) == 2 * 3
+    constants = [constant for _, constant in others]
+    assert min(constants) < 0 < max(constants)  # so 0.1 ms is not clear
+    assert min(constants) + max(constants) == pytest.approx(2 * 0.1e-3)
+    assert set(possible_fits(num_bytes, seconds, 0)[1:]) == {exact}
 
 
 def test_small_groups_pay_where_there_are_outliers_and_not_elsewhere() -> None:

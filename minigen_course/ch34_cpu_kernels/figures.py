@@ -29,17 +29,31 @@ from minigen_course.figures.style import (
 
 LANES = 16
 WORDS = 8  # per group: 32 columns, four bytes per word
+GROUPS = 18  # per row: the chapter's matrix has 576 columns
+
+Word = tuple[int, int, int]  # row, group, word of the group
 
 
-def row_of_lanes(load: int, by_panels: bool) -> list[tuple[int, int]]:
-    """Return the (row, word) of each lane after load number `load` of a group of sixteen rows."""
+def words_of_load(load: int, row: int, by_panels: bool) -> list[Word]:
+    """Return what each lane holds after one load: by rows of `row`, in a panel of sixteen rows.
+
+    Load `load` of a row takes its words from 16 x `load` on, and load `load` of a panel takes that
+    word of the first group.
+    """
     if by_panels:
-        return [(lane, load) for lane in range(LANES)]
-    return [divmod(load * LANES + lane, WORDS) for lane in range(LANES)]
+        return [(lane, 0, load) for lane in range(LANES)]
+    return [(row, *divmod(load * LANES + lane, WORDS)) for lane in range(LANES)]
+
+
+def place_of(word: Word, by_panels: bool) -> int:
+    """Return the place in memory of a word of the first sixteen rows, counted in words."""
+    row, group, at = word
+    by_rows = (row * GROUPS + group) * WORDS + at
+    return (group * WORDS + at) * LANES + row if by_panels else by_rows
 
 
 def loads(load: int, row: int) -> Figure:
-    """Draw sixteen rows of one group, and what a register load reads: by rows, and in a panel.
+    """Draw sixteen rows of the matrix, and what a register load reads: by rows, and in a panel.
 
     The words of one row are orange. Raises `ValueError` for a load that is not 0 to 7, or a row
     that is not 0 to 15.
@@ -49,47 +63,55 @@ def loads(load: int, row: int) -> Figure:
             f"Load {load} or row {row} does not exist: loads are 0 to {WORDS - 1}, and rows 0 to "
             f"{LANES - 1}."
         )
-    made, axes = figure(11, 5.2, nrows=2, ncols=2, height_ratios=(4.2, 1))
+    made, axes = figure(11, 5.6, nrows=2, ncols=2, height_ratios=(4.2, 1), width_ratios=(1.5, 1))
     for column, by_panels in enumerate((False, True)):
-        matrix, register = axes[0][column], axes[1][column]
-        taken = row_of_lanes(load, by_panels)
-        _matrix(matrix, set(taken), row, by_panels)
-        _register(register, taken, row)
-        rows = len({each for each, _ in taken})
-        said = "a row's are to be summed" if rows < LANES else "each keeps to its row"
-        title(register, f"the register: {rows} rows in {LANES} lanes; {said}")
-    title(axes[0][0], f"By rows: load {load} takes words {load * LANES} to {load * LANES + 15}")
-    title(axes[0][1], f"In a panel: load {load} takes word {load} of every row")
+        taken = words_of_load(load, row, by_panels)
+        groups = sorted({group for _, group, _ in taken})
+        _matrix(axes[0][column], groups, taken, row, by_panels)
+        _register(axes[1][column], taken, row, by_panels)
+    first = load * LANES // WORDS
+    title(axes[0][0], f"By rows: load {load} of row {row} takes its groups {first} and {first + 1}")
+    title(axes[0][1], f"In a panel: word {load} of all rows")
+    title(axes[1][0], "the register: 1 row, 2 groups, so 2 scales in its lanes")
+    title(axes[1][1], "the register: 16 rows, 1 group")
     return made
 
 
-def _matrix(axes: Axes, taken: set[tuple[int, int]], row: int, by_panels: bool) -> None:
+def _matrix(
+    axes: Axes, groups: Sequence[int], taken: Sequence[Word], row: int, by_panels: bool
+) -> None:
+    columns = [(group, word) for group in groups for word in range(WORDS)]
     for each in range(LANES):
-        for word in range(WORDS):
-            place = word * LANES + each if by_panels else each * WORDS + word
+        for x, (group, word) in enumerate(columns):
             colour = "white"
-            if (each, word) in taken:
+            if (each, group, word) in taken:
                 colour = ORANGE if each == row else SKY
-            axes.add_patch(Rectangle((word, each), 1, 1, facecolor=colour, edgecolor=FAINT))
+            axes.add_patch(Rectangle((x, each), 1, 1, facecolor=colour, edgecolor=FAINT))
             ink = "white" if colour == ORANGE else INK
-            axes.text(
-                word + 0.5, each + 0.54, f"{place}", ha="center", va="center", size=7.5, color=ink
-            )
-    axes.add_patch(Rectangle((0, row), WORDS, 1, fill=False, edgecolor=ORANGE, linewidth=2))
-    axes.set(xlim=(0, WORDS), ylim=(LANES, 0))
-    axes.set_xticks(np.arange(WORDS) + 0.5, _counted(WORDS))
+            place = place_of((each, group, word), by_panels)
+            axes.text(x + 0.5, each + 0.54, f"{place}", ha="center", va="center", size=7, color=ink)
+    width = len(columns)
+    axes.add_patch(Rectangle((0, row), width, 1, fill=False, edgecolor=ORANGE, linewidth=2))
+    for border in range(WORDS, width, WORDS):
+        axes.axvline(border, color=INK, linewidth=1.5)
+    axes.set(xlim=(0, width), ylim=(LANES, 0))
+    axes.set_xticks(np.arange(width) + 0.5, [str(word) for _, word in columns])
     axes.set_yticks(np.arange(LANES) + 0.5, _counted(LANES), fontsize=8)
-    axes.set_xlabel("word of the group; numbers are places in memory")
+    named = "group" if len(groups) == 1 else "groups"
+    axes.set_xlabel(
+        f"word of {named} {' and '.join(map(str, groups))}; numbers are places in memory"
+    )
     axes.set_ylabel("row")
     axes.tick_params(length=0)
 
 
-def _register(axes: Axes, taken: Sequence[tuple[int, int]], row: int) -> None:
-    for lane, (each, _) in enumerate(taken):
+def _register(axes: Axes, taken: Sequence[Word], row: int, by_panels: bool) -> None:
+    for lane, (each, group, _) in enumerate(taken):
         colour = ORANGE if each == row else SKY
         axes.add_patch(Rectangle((lane, 0), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
         ink = "white" if each == row else INK
-        axes.text(lane + 0.5, 0.5, f"r{each}", ha="center", va="center", size=8, color=ink)
+        held = f"r{each}" if by_panels else f"r{each}\ng{group}"
+        axes.text(lane + 0.5, 0.5, held, ha="center", va="center", size=8, color=ink)
     axes.set(xlim=(0, LANES), ylim=(0, 1))
     axes.set_xticks(np.arange(LANES) + 0.5, _counted(LANES), fontsize=8)
     axes.set_xlabel("lane")
@@ -188,9 +210,9 @@ def forms(
 ) -> Figure:
     """Draw the step times of several forms of weights over their bytes, and two lines.
 
-    `seconds` has several measured times per form; the bar of a form reaches from the least, its
-    dot, to the most. One line is the time of the bytes at `bandwidth`, the other the fit: bytes /
-    `rate` + `constant`.
+    `seconds` has several measured times per form; the bar of a form reaches from the least to the
+    most, and its dot is the median. One line is the time of the bytes at `bandwidth`, the other the
+    fit: bytes / `rate` + `constant`.
     """
     made, axes = figure(9, 3.8)
     ends = np.array([0.0, 1.08 * max(num_bytes.values())])
@@ -200,12 +222,12 @@ def forms(
     ):
         axes.plot(ends / 1e6, 1e3 * heights, color=colour, linewidth=1.5, label=label)
     for name, times in seconds.items():
-        x, best = num_bytes[name] / 1e6, 1e3 * min(times)
+        x, middle = num_bytes[name] / 1e6, 1e3 * float(np.median(times))
         axes.vlines(x, 1e3 * min(times), 1e3 * max(times), color=ORANGE, linewidth=2.5)
-        axes.plot(x, best, "o", color=ORANGE, markersize=6)
+        axes.plot(x, middle, "o", color=ORANGE, markersize=6)
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         axes.annotate(
-            name, (x, best), (10, -13), textcoords="offset points", color=INK, bbox=ground
+            name, (x, middle), (10, -13), textcoords="offset points", color=INK, bbox=ground
         )
     x = ends[1] / 1e6
     top = 1.15 * 1e3 * max(*(max(each) for each in seconds.values()), ends[1] / rate + constant)

@@ -290,6 +290,23 @@ def rate_and_constant(num_bytes: Sequence[float], seconds: Sequence[float]) -> t
     return float(1 / slope), float(constant)
 
 
+def possible_fits(
+    num_bytes: Sequence[float], seconds: Sequence[float], doubt: float
+) -> list[tuple[float, float]]:
+    """Fit the line to one round of times, and again with each time longer or shorter by `doubt`.
+
+    `doubt` is a share of a time: 0.02 stands for 2 %, by which a form may be off the line for
+    reasons of its own. The first fit is that of the times as they are.
+    """
+    fits = [rate_and_constant(num_bytes, seconds)]
+    for place in range(len(seconds)):
+        for factor in (1 - doubt, 1 + doubt):
+            changed = list(seconds)
+            changed[place] *= factor
+            fits.append(rate_and_constant(num_bytes, changed))
+    return fits
+
+
 class TimeParts(NamedTuple):
     """The seconds of a step: reading at full speed, more because it reads slower, the constant.
 
