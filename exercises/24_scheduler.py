@@ -104,14 +104,14 @@ for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)
 print(llm.describe()["scheduler"])
 
 # %% [markdown]
-# **Harder.** A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests behind it. Run such a prompt alone in its step, or reject it in `add`: which of the two would you want in a server?
+# **Harder.** A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests behind it. Reject it in `add`, with a `RequestError` of `minigen.errors` that says the limit. It cannot run alone in a larger step, because the engine refuses such a step: what did the runner allocate for `max_num_batched_tokens` tokens when it was built?
 
 # %% [markdown]
 # ## ChunkingScheduler
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then partly computed prompts, in the order of arrival, get as many of the remaining tokens as they need. Then new sequences start with the rest, while there are batch slots and blocks. No step has more than `max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the package's `SlotScheduler` under another name; build on your own if you like.
+# Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then partly computed prompts, in the order of arrival, get as many of the remaining tokens as they need. (Usually there is at most one. Prompts with logprobs get at most 32 tokens per step, so several of them may be partly computed.) Then new sequences start with the rest, while there are batch slots and blocks. No step has more than `max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the package's `SlotScheduler` under another name; build on your own if you like.
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler
@@ -143,7 +143,7 @@ for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)
 print(llm.describe()["scheduler"])
 
 # %% [markdown]
-# **Harder.** A short prompt behind a long one waits for all chunks of the long one. Share the remaining tokens of a step among the prompts that are partly computed. What happens to the long prompt's time to first token (TTFT)?
+# **Harder.** A short prompt behind a long one waits for all chunks of the long one. Start waiting prompts although an earlier one is not complete, and share the remaining tokens of a step among all of them. What happens to the long prompt's time to first token (TTFT)?
 
 # %% [markdown]
 # ## PreemptingScheduler
@@ -162,7 +162,7 @@ class PreemptingScheduler(WholePromptScheduler):
     """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
     If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
-    of all that arrive later, and is computed again from its first token.
+    of all that arrive later, and is computed again, except for what the prefix cache still holds.
     """
 
     def schedule(self) -> list[ScheduledChunk]:
@@ -186,7 +186,7 @@ for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)
 print(llm.describe()["scheduler"])
 
 # %% [markdown]
-# **Harder.** Recomputation costs arithmetic. vLLM could also copy the victim's blocks to the host's memory and back. How many times as fast would that be, and what do these numbers leave out that matters for a short sequence? The bus moves 25 GB/s, a token has 23 KB of keys and values, and a prefill computes 5,000 tokens per second.
+# **Harder.** The chapter compares recomputation with copies to the host's memory and back, for Llama-3-8B in bfloat16 on an H100 and a victim of 2,048 tokens. Compare them for a victim of 100 tokens in blocks of 16, twice. First it is computed again in a step of its own. Then it is computed in the step in which 32 sequences of 1,000 tokens decode anyway: the bytes and FLOPs of both add up, but the step reads the weights only once. (`prefill_step`, `decode_step` and `Step` of `minigen_course.lab.cost_model` compute this.) How much longer does the victim make that step?
 
 # %% [markdown]
 # ## A bug hunt: preempted

@@ -791,7 +791,7 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
 # %%
 from minigen.kernels.cpu.simd import all_lanes, sum_of_lanes
-from minigen_course.ch34_cpu_kernels.lanes import add_lane_dots, in_floats, two_scales
+from minigen_course.ch34_cpu_kernels.loops import add_lane_dots, in_floats, two_scales
 
 
 @njit(parallel=True)

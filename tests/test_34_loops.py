@@ -11,8 +11,13 @@ from numba import njit
 
 from minigen.kernels.cpu.simd import all_lanes, fused, load, sum_of_lanes
 from minigen_course.ch34_cpu_kernels import loops
-from minigen_course.ch34_cpu_kernels.lanes import add_lane_dots, in_floats, two_scales
-from minigen_course.ch34_cpu_kernels.loops import best_in_turns, loop_costs
+from minigen_course.ch34_cpu_kernels.loops import (
+    add_lane_dots,
+    best_in_turns,
+    in_floats,
+    loop_costs,
+    two_scales,
+)
 from minigen_course.ch34_cpu_kernels.reference import multiply_bytes
 
 

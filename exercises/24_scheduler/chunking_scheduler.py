@@ -2,9 +2,11 @@
 
 Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then partly
 computed prompts, in the order of arrival, get as many of the remaining tokens as they need.
-Then new sequences start with the rest, while there are batch slots and blocks. No step has more
-than `max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the package's
-`SlotScheduler` under another name; build on your own if you like.
+(Usually there is at most one. Prompts with logprobs get at most 32 tokens per step, so several
+of them may be partly computed.) Then new sequences start with the rest, while there are batch
+slots and blocks. No step has more than `max_num_batched_tokens` tokens. The base class
+`WholePromptScheduler` is the package's `SlotScheduler` under another name; build on your own if
+you like.
 
 Check it:     minigen check exercises/24_scheduler/chunking_scheduler.py
 With a hint:  minigen check exercises/24_scheduler/chunking_scheduler.py --hint 1
@@ -19,9 +21,9 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
         print(repr(answer.text))
     print(llm.describe()["scheduler"])
 
-Harder: A short prompt behind a long one waits for all chunks of the long one. Share the
-remaining tokens of a step among the prompts that are partly computed. What happens to the long
-prompt's time to first token (TTFT)?
+Harder: A short prompt behind a long one waits for all chunks of the long one. Start waiting
+prompts although an earlier one is not complete, and share the remaining tokens of a step among
+all of them. What happens to the long prompt's time to first token (TTFT)?
 """
 
 # exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler

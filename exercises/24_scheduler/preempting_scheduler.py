@@ -19,10 +19,13 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
         print(repr(answer.text))
     print(llm.describe()["scheduler"])
 
-Harder: Recomputation costs arithmetic. vLLM could also copy the victim's blocks to the host's
-memory and back. How many times as fast would that be, and what do these numbers leave out that
-matters for a short sequence? The bus moves 25 GB/s, a token has 23 KB of keys and values, and a
-prefill computes 5,000 tokens per second.
+Harder: The chapter compares recomputation with copies to the host's memory and back, for
+Llama-3-8B in bfloat16 on an H100 and a victim of 2,048 tokens. Compare them for a victim of 100
+tokens in blocks of 16, twice. First it is computed again in a step of its own. Then it is
+computed in the step in which 32 sequences of 1,000 tokens decode anyway: the bytes and FLOPs of
+both add up, but the step reads the weights only once. (`prefill_step`, `decode_step` and `Step`
+of `minigen_course.lab.cost_model` compute this.) How much longer does the victim make that
+step?
 """
 
 # exercise: minigen_course.ch24_scheduler.lesson.PreemptingScheduler
@@ -34,7 +37,7 @@ class PreemptingScheduler(WholePromptScheduler):
     """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
     If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
-    of all that arrive later, and is computed again from its first token.
+    of all that arrive later, and is computed again, except for what the prefix cache still holds.
     """
 
     def schedule(self) -> list[ScheduledChunk]:

@@ -21,8 +21,9 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     print(llm.describe()["scheduler"])
 
 Harder: A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests
-behind it. Run such a prompt alone in its step, or reject it in `add`: which of the two would
-you want in a server?
+behind it. Reject it in `add`, with a `RequestError` of `minigen.errors` that says the limit. It
+cannot run alone in a larger step, because the engine refuses such a step: what did the runner
+allocate for `max_num_batched_tokens` tokens when it was built?
 """
 
 # exercise: minigen_course.ch24_scheduler.lesson.SlotScheduler

@@ -15,10 +15,12 @@ from html import escape
 from typing import Any
 
 import ipywidgets
+import numpy as np
 import traitlets
 from IPython.display import display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from minigen.trace.events import Event, Trace
 from minigen.trace.timeline import Timeline
@@ -28,9 +30,13 @@ WIDE = "34em"
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG, without `savefig`, which computes the layout twice."""
+    """Return a figure as PNG, without `savefig`, which computes the layout twice.
+
+    It has no transparent pixels, so the channel for these is left out.
+    """
     canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
-    canvas.print_png(buffer)
+    canvas.draw()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).save(buffer, "png")
     return buffer.getvalue()
 
 
