@@ -325,12 +325,12 @@ guess_ranks = predict("How many ranks at most?", None)
 # ## Who holds what
 #
 # Choose a model and a number of ranks. (If the model cannot be cut so, a sentence says why, and the
-# picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by columns, pale
-# blue by rows. (The embedding is an exception: its stored rows are dealt out as in a column split, but
-# they are its inputs, the tokens. So its results must be summed, as after a row split.) The shape at the
-# left is that of one rank's share as stored, [outputs, inputs]. An orange bar is a message that all ranks
-# wait for, with the shape of what each rank sends; "tokens" is the number of tokens in the step, "rows"
-# the number of those whose logits are needed.
+# picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by columns,
+# pale blue by rows. (The embedding is an exception: its stored rows are dealt out as in a column split,
+# but they are its inputs, the tokens. So its results must be summed, as after a row split.) The shape
+# at the left is that of one rank's share as stored, [outputs, inputs]. An orange bar is a message that
+# all ranks wait for, with the shape of what each rank sends; "tokens" is the number of tokens in the
+# step, "rows" the number of those whose logits are needed.
 
 
 # %%
@@ -472,10 +472,10 @@ picture(
 
 # %% [markdown]
 # Time runs to the right, and each lane is a kind of message. Rank 0 owns the scheduler and decides
-# which requests run; two broadcasts tell the others: the first one the sizes, the second one the numbers.
-# The embedding's all-reduce is a sum, too: one rank has the token's vector, the others add zeros. The
-# all-gather at the end puts the [logits](../docs/glossary.md#logits) side by side, for rank 0 to sample
-# from.
+# which requests run; two broadcasts tell the others: the first one the sizes, the second one the
+# numbers. The embedding's all-reduce is a sum, too: one rank has the token's vector, the others add
+# zeros. The all-gather at the end puts the [logits](../docs/glossary.md#logits) side by side, for rank
+# 0 to sample from.
 #
 # A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce
 # ends only after the slowest rank has come. The solid end of a bar is as long as the shortest message
@@ -515,9 +515,9 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # %% [markdown]
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
 # little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
-# and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes 2
-# turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so its
-# latency grows.)
+# and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes
+# 2 turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so
+# its latency grows.)
 #
 # Take the bandwidth as rough. All eight sizes count alike in the fit, and only the largest ones say
 # much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
@@ -636,10 +636,11 @@ def choose_all_reduce(
 # %% [markdown]
 # The table below compares four connections, for a token of Llama-3-70B (16 kB) and for a prompt of
 # 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over InfiniBand and Ethernet: eight
-# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is the
-# bus by which cards are plugged into a machine. **Ethernet** connects machines, and **InfiniBand** is a
-# faster network for the machines of a data centre. What is connected to what, and how fast, is called the
-# **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight cards.
+# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is
+# the bus by which cards are plugged into a machine. **Ethernet** connects machines, and **InfiniBand**
+# is a faster network for the machines of a data centre. What is connected to what, and how fast, is
+# called the **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight
+# cards.
 
 # %%
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
@@ -667,18 +668,22 @@ for name, link in LINKS.items():
 # H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
 # together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s
 # are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
-# 8 = 3.1 GB/s, for a whole machine. The latencies are assumptions. 2 and 5 µs lie in the range of the
-# constants by which [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn
-# of a ring (0.6 to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and
-# more: we take 5 µs for InfiniBand, whose cards write into the other machine's memory themselves, and
-# 30 µs for Ethernet, since a message over TCP, the usual protocol of networks, passes the operating
-# systems of two machines. Nothing here was measured on such links.
+# 8 = 3.1 GB/s, for a whole machine. The latencies are assumptions. [NCCL
+# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring with 0.6 to
+# 3.4 µs for NVLink and 1.0 to 5.7 for PCIe, by its three protocols, of which the first is for small
+# messages; to that comes a fixed cost of 6.6 µs or more per all-reduce, which our model does not have.
+# By these, small messages on 8 cards take 6.6 + 14 · 0.6 = 15 µs over NVLink, and 6.6 + 14 · 1.0 = 20.6
+# µs over PCIe. Our 2 µs for NVLink give 12 (tree) to 28 µs (ring), around that; our 5 µs for PCIe give
+# 32 to 71 µs, which is too much for cards that use this protocol. For a network the same file has 2.7
+# µs and more: we take 5 µs for InfiniBand, whose cards write into the other machine's memory
+# themselves, and 30 µs for Ethernet, since a message over TCP, the usual protocol of networks, passes
+# the operating systems of two machines. Nothing here was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
 # ring; only between machines there is a tree. Engines have kernels of their own for small messages
-# inside a machine (at the end of this chapter). So on links inside a machine, read the ring as the
-# careful estimate, and the tree as what good kernels can reach.
+# inside a machine (at the end of this chapter). So over NVLink, read the ring as the careful
+# estimate, and the tree as what good kernels can reach.
 #
 # ## What is left of the gain
 #
@@ -747,11 +752,11 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
 # By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
-# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest,
-# and the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up even
-# decides whether 8 ranks are faster or slower than one. For a long prompt every message carries 34 MB:
-# there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor parallelism
-# lives inside a node, where NVLink is.
+# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest, and
+# the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up
+# even decides whether 8 ranks are faster or slower than one. For a long prompt every message carries 34
+# MB: there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor
+# parallelism lives inside a node, where NVLink is.
 #
 # ## Other ways to cut
 #
@@ -882,14 +887,15 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
 # needs all layers, one after another.
 #
-# **64 sequences, by hand.** The pipeline makes 8 micro-batches of 8 of them. On one card 8 sequences take
-# 42.3 ms, so a stage, with an eighth of the layers, takes 42.3 / 8 = 5.3 ms for a micro-batch. A
+# **64 sequences, by hand.** The pipeline makes 8 micro-batches of 8 of them. On one card 8 sequences
+# take 42.3 ms, so a stage, with an eighth of the layers, takes 42.3 / 8 = 5.3 ms for a micro-batch. A
 # micro-batch passes 8 stages for its next token: 42.3 ms, and 8 transfers. In the same time each stage
-# works on each of the 8 micro-batches once, which is again 42.3 ms. So this is the time of a step of all
-# 64, and only the transfers leave a stage idle: in decode a micro-batch enters stage 0 with its next
-# token as soon as it comes back from the last stage. The step takes hardly less than on one card, because
-# every stage reads its weights 8 times, once per micro-batch. The pipeline gains memory, and so room for
-# more sequences.
+# works on each of the 8 micro-batches once, which is again 42.3 ms. So this is the time of a step of
+# all 64, and only the transfers leave a stage idle: in decode a micro-batch enters stage 0 with its
+# next token as soon as it comes back from the last stage. The step takes hardly less than on one card,
+# because every stage reads its weights 8 times, once per micro-batch. (The little that it gains are the
+# sequences' keys and values: each stage reads its eighth of them while the others read theirs.) The
+# pipeline gains memory, and so room for more sequences.
 #
 # **A prompt, by hand.** It is cut into 8 chunks of 256 tokens. On one card a chunk takes 35.5 ms to
 # compute, but 41.5 ms to read, nearly all of it weights: 256 tokens are fewer than the 295 or so at
@@ -899,9 +905,10 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 # reading the weights once per chunk.) Over *either* link that is several times as fast as one card,
 # since a chunk is sent only once per stage instead of twice per layer.
 #
-# (The chunks' attention to earlier chunks is left out. The first two columns count eight transfers: seven
-# between stages, and one back to stage 0. The prompt's column and the claim at the end count the seven.)
-# So over slow links a pipeline pays, and tensor parallelism does not.
+# (The chunks' attention to earlier chunks is left out. The first two columns count eight transfers:
+# seven between stages, and one back to stage 0. The prompt's column and the claim at the end count the
+# seven.) So over slow links a pipeline pays for many sequences and for prompts, and tensor parallelism
+# does not; one sequence gains next to nothing from either.
 #
 # ## The measurement again
 #
@@ -1265,8 +1272,9 @@ verdicts(
 #   Decode messages are small and pay latency; prompts pay bytes.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
-# - A pipeline sends little and makes no token faster. Its stages idle in a bubble of
-#   $(p-1)/(m+p-1)$ of the time, if all stages take equally long.
+# - A pipeline sends little and makes no token faster. When a batch passes once, as a prompt does, its
+#   stages idle in a bubble of $(p-1)/(m+p-1)$ of the time, if all take equally long. In decode, with as
+#   many micro-batches as stages, only transfers let them idle.
 # - On one machine, ranks share cores and memory. Where there are fewer cores than ranks, much of the
 #   extra time is waiting for one another, not moving numbers.
 # - Ranks that decide for themselves must decide from the same numbers, or they add up what does not
@@ -1285,8 +1293,8 @@ verdicts(
 # Ring: 6 turns of 10 + 0.8 µs (8 kB at 10 GB/s) are 64.8 µs. Tree: 4 turns of 10 + 3.2 µs are 52.8
 # µs. The tree.</details>
 #
-# <details><summary>3. A pipeline of 8 stages should be idle for at most 10 % of the time. How many
-# micro-batches does it need?</summary>
+# <details><summary>3. A prompt passes a pipeline of 8 stages, which should be idle for at most 10 % of
+# the time. How many micro-batches does it need?</summary>
 # 7 / (m + 7) must be at most 0.1, so m + 7 must be at least 70, and m at least 63.</details>
 #
 # ## What the production engines do beyond this
@@ -1295,14 +1303,17 @@ verdicts(
 #   **[SGLang](https://github.com/sgl-project/sglang)** name the two splits in their code:
 #   `ColumnParallelLinear` and `RowParallelLinear`, after Megatron-LM.
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
-#   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same places.
-# - NCCL is made for large messages. For the small ones of decode,
+#   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same
+#   places.
+# - NCCL's all-reduce has a fixed cost and, inside a machine, as many turns as a ring. For decode's
+#   small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
 #   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
 #   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
 #   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
 #   kernel.
-# - Switches can add: with NVLink SHARP an all-reduce is one trip to the switch and back.
+# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce
+#   is one trip to the switch and back.
 # - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses that an all-reduce is a
 #   reduce-scatter and an all-gather: the first stands behind a row split, the second before the next
 #   column split, and between them each rank computes the norm of an $n$-th of the tokens.

@@ -40,7 +40,8 @@ def gains(
         right.bar(places, heights, 0.95 * width, color=(BLUE, QUIET, AMBER)[number], label=label)
     right.set_xticks(range(len(pairs)), [f"{few} to {many}" for few, many in pairs])
     right.set(xlabel="sequences in a step", ylabel="more tokens per second, in %")
-    right.legend(frameon=False, labelcolor=INK)
+    right.margins(y=0.45)  # room for the legend
+    right.legend(frameon=False, labelcolor=INK, loc="upper right")
     title(right, "What each doubling of the batch gains")
     return made
 

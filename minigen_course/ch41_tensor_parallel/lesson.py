@@ -271,11 +271,11 @@ class Link:
         return turns * (self.latency + num_bytes / self.bandwidth)
 
 
-# Bytes in one direction from data sheets. The latencies per turn are assumptions: the first two lie
-# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.6 to 3.4 and 1.0 to 5.7 µs; a
-# network has 2.7 µs and more), and 30 µs is the order of a TCP message between two machines. Inside
-# one machine NCCL's tree is a chain; the logarithm is what kernels that read each other's memory
-# can reach.
+# Bytes in one direction from data sheets. The latencies per turn are assumptions. NCCL's constants
+# for a ring are 0.6 to 3.4 and 1.0 to 5.7 µs, by its protocols, with 6.6 µs or more per call; a
+# network has 2.7 µs and more (src/graph/tuning.cc). 30 µs is the order of a TCP message between
+# machines. Inside one machine NCCL's tree is a chain; the logarithm is what kernels that read
+# each other's memory can reach.
 LINKS: dict[str, Link] = {
     each.name: each
     for each in (

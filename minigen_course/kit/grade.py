@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from minigen_course.grading.exercise import Check, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, hunt_of
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
 from minigen_course.grading.stub import dotted_name, is_stub, stub
 from minigen_course.handout.answers import HUNT_MARK, MARK
 from minigen_course.kit.box import Limits, Outcome, judge_in_box
@@ -136,7 +136,9 @@ def _tasks_of(chapter: str) -> Iterator[_Task]:
         dotted = dotted_name(hunt.mended)
         yield _Task(
             *(chapter, hunt.name, hunt.points, HUNT_MARK + HUNTS[chapter], dotted),
-            *(hunt.handed.__name__, hunt.all_checks(), partial(_caught, hunt), (), True),
+            *(hunt.handed.__name__, hunt.all_checks(), partial(_caught, hunt)),
+            _imports(cell_of(HUNTS[chapter])),
+            in_order=True,
         )
 
 
