@@ -52,7 +52,7 @@ from minigen_course import check, using
 #
 # *Warm-up, 5 points, about 10 minutes.*
 #
-# Say how an all-reduce should be done: by a ring or by a tree. Return the pair of a word and seconds: `("ring", t_ring)` or `("tree", t_tree)`, whichever is faster by the two formulas above. If both take equally long, return the ring. A single rank sends nothing, so its ring takes 0 seconds.
+# Say how an all-reduce should be done: by a ring or by a tree. Return the pair of a word and seconds: `("ring", t_ring)` or `("tree", t_tree)`, whichever is faster by the chapter's formulas for a ring and a tree. If both take equally long, return the ring. A single rank sends nothing, so its ring takes 0 seconds.
 
 # %%
 # exercise: minigen_course.ch41_tensor_parallel.lesson.choose_all_reduce

@@ -28,7 +28,7 @@ from minigen_course.kit.similar import alike
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
 
-LIMITS = Limits(seconds=3.0)
+LIMITS = Limits(seconds=3.0, memory=512 << 20)  # so that it is soon full
 SLOTS = "minigen.kv_cache.paged.slots_of"
 RIGHT = "return [block_ids[p // block_size] * block_size + p % block_size for p in positions]"
 OWN = (

@@ -1,9 +1,9 @@
 """Exercise choose_all_reduce of chapter 41 (warm-up, 5 points, about 10 minutes).
 
 Say how an all-reduce should be done: by a ring or by a tree. Return the pair of a word and
-seconds: `("ring", t_ring)` or `("tree", t_tree)`, whichever is faster by the two formulas
-above. If both take equally long, return the ring. A single rank sends nothing, so its ring
-takes 0 seconds.
+seconds: `("ring", t_ring)` or `("tree", t_tree)`, whichever is faster by the chapter's formulas
+for a ring and a tree. If both take equally long, return the ring. A single rank sends nothing,
+so its ring takes 0 seconds.
 
 Check it:     minigen check exercises/41_tensor_parallel/choose_all_reduce.py
 With a hint:  minigen check exercises/41_tensor_parallel/choose_all_reduce.py --hint 1
