@@ -32,11 +32,15 @@ _WAITING_SHARE = 0.01  # of a core: a process that uses less is waiting
 
 @dataclass(frozen=True)
 class Result:
-    """The result of checking one part; `message` says what is wrong, or what passed."""
+    """The result of checking one part; `message` says what is wrong, or what passed.
+
+    `each` says of every check that was run whether it passed; it is empty if the process ended.
+    """
 
     name: str
     passed: bool
     message: str
+    each: tuple[bool, ...] = ()
 
     def __str__(self) -> str:
         return f"{'✓' if self.passed else '✗'} {self.name}: {self.message}"
@@ -66,10 +70,13 @@ def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **part
     return usable[0] if len(usable) == 1 else tuple(usable)
 
 
-def judge(chapter: str, name: str, part: Any, seconds: float = SECONDS) -> Result:
+def judge(
+    chapter: str, name: str, part: Any, seconds: float = SECONDS, which: str = "first"
+) -> Result:
     """Run an exercise's checks on `part` in another process, for at most `seconds` of CPU time.
 
-    `name` is that of an exercise of the chapter, or of its hunt.
+    `name` is that of an exercise of the chapter, or of its hunt. `which` is `first` (up to the
+    first check that fails), `each`, or a course's seed as text, for the cases that it draws.
     """
     if is_stub(part):  # there is nothing to run
         return Result(name, False, STILL_EMPTY)
@@ -85,7 +92,7 @@ def judge(chapter: str, name: str, part: Any, seconds: float = SECONDS) -> Resul
         command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, name]
         with given.open("rb") as stdin, said.open("wb") as stderr:
             process = subprocess.Popen(
-                [*command, str(verdict), word],
+                [*command, str(verdict), word, which],
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -99,7 +106,7 @@ def judge(chapter: str, name: str, part: Any, seconds: float = SECONDS) -> Resul
             tail = said.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
             message = f"ended Python (exit status {process.returncode}) {' '.join(tail)}".rstrip()
             return Result(name, False, message)
-    return Result(name, found["passed"] is True, found["message"])
+    return Result(name, found["passed"] is True, found["message"], tuple(found["each"]))
 
 
 def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:

@@ -1,14 +1,15 @@
 """Run checks on a part that is pickled on stdin: `python -m minigen_course.grading.judge`.
 
-Arguments: the chapter, the exercise or hunt, the file for the verdict, and the secret word that
-the verdict must contain.
+Arguments: the chapter, the exercise or hunt, the file for the verdict, the secret word that the
+verdict must contain, and which checks to run: `first` (up to the first that fails), `each`, or the
+seed of a course, for the cases that it draws.
 """
 
 import json
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +18,57 @@ import torch
 from minigen_course.grading.exercise import Check, Wrong, exercises
 from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.grading.stub import STILL_EMPTY
+from minigen_course.grading.varied import own_check
 
 
 def verdict_on(checks: Sequence[Check], part: Any) -> tuple[bool, str]:
     """Return whether the part passes all checks, and a sentence that says so or what is wrong."""
+    failed = next(filter(None, verdicts_on(checks, part)), None)
+    return (False, failed) if failed else (True, f"all {len(checks)} checks passed.")
+
+
+def verdicts_on(checks: Sequence[Check], part: Any) -> Iterator[str]:
+    """Yield an empty text for each check that the part passes, otherwise what is wrong."""
     for number, each in enumerate(checks, 1):
         aim = (each.__doc__ or each.__name__).strip().splitlines()[0].rstrip(":.")
+        said = ""
         try:
             each(part)
         except Wrong as error:
-            return False, f"check {number} of {len(checks)} ({aim}): {error}"
+            said = f"check {number} of {len(checks)} ({aim}): {error}"
         except NotImplementedError:
-            return False, STILL_EMPTY
+            said = STILL_EMPTY
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return False, (
+            said = (
                 f"check {number} of {len(checks)} ({aim}) raised "
                 f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"
             )
-    return True, f"all {len(checks)} checks passed."
+        yield said
 
 
-def _checks_of(chapter: str, name: str) -> Sequence[Check]:
+def _checks_of(chapter: str, name: str, which: str) -> Sequence[Check]:
     if chapter in HUNTS and hunt_of(chapter).name == name:
         return hunt_of(chapter).all_checks()
-    return exercises(chapter)[name].checks
+    exercise = exercises(chapter)[name]
+    return exercise.checks if which in ("first", "each") else (own_check(exercise, int(which)),)
 
 
 def main() -> None:
     """Judge the part on stdin."""
-    chapter, name, file, word = sys.argv[1:]
+    chapter, name, file, word, which = sys.argv[1:]
     torch.set_num_threads(1)
     part = pickle.load(sys.stdin.buffer)
-    passed, message = verdict_on(_checks_of(chapter, name), part)
-    found = {"word": word, "passed": passed, "message": message}
+    checks = _checks_of(chapter, name, which)
+    if which == "each":
+        said = list(verdicts_on(checks, part))
+        failed = [each for each in said if each]
+        passed, message = not failed, next(iter(failed), f"all {len(checks)} checks passed.")
+        each_passed = [not each for each in said]
+    else:
+        passed, message = verdict_on(checks, part)
+        each_passed = [passed]
+    found = {"word": word, "passed": passed, "message": message, "each": each_passed}
     Path(file).write_text(json.dumps(found), encoding="utf-8")
 
 

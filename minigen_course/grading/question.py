@@ -62,20 +62,27 @@ class Question:
         """Return the right answer for a course."""
         return self.answer(**self.values(seed, name))
 
+    def objection(self, given: object) -> str:
+        """Return why a value is no answer to this question at all; an empty text if it is one."""
+        if given is None:
+            return UNANSWERED
+        if self.choices:
+            is_choice = isinstance(given, str) and given.strip().casefold() in self.choices
+            known = ", ".join(map(repr, self.choices))
+            return "" if is_choice else f"must be one of {known}, not {given!r}."
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        return "" if is_number else f"must be a number, not {given!r}."
+
     def judge(self, seed: int, name: str, given: object) -> tuple[bool, str]:
         """Return whether an answer is right, and a sentence on it."""
-        right = self.right(seed, name)
-        if given is None:
-            return False, UNANSWERED
-        why = self.why.format(**self.values(seed, name))
-        if self.choices:
-            if not isinstance(given, str) or given.strip().casefold() not in self.choices:
-                return False, f"must be one of {', '.join(map(repr, self.choices))}, not {given!r}."
-            is_right = given.strip().casefold() == right
+        objection = self.objection(given)
+        if objection:
+            return False, objection
+        right, why = self.right(seed, name), self.why.format(**self.values(seed, name))
+        if isinstance(right, str):
+            is_right = str(given).strip().casefold() == right
             return is_right, why if is_right else f"not {given!r} but {right!r}. {why}"
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            return False, f"must be a number, not {given!r}."
-        assert isinstance(right, int | float)
+        assert isinstance(given, int | float)
         if is_near(float(given), float(right), self.within):
             return True, why
         way = "high" if given > right else "low"
