@@ -1,0 +1,216 @@
+"""A chapter's assignment: every exercise and question with its points, checks and solution.
+
+It is neutral: `for_nbgrader`, `for_otter` and `for_classroom` write it in their systems' forms.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minigen_course.figures.explore import png
+from minigen_course.grading.exercise import Exercise, exercises
+from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
+from minigen_course.grading.question import MARK, Question, Written, questions, written
+from minigen_course.grading.stub import dotted_name, imports_of, source_of, stub
+from minigen_course.grading.varied import example, varied_of
+from minigen_course.handout.course_files import headings
+from minigen_course.handout.sheet import HUNT_RULES, measures
+
+SEEN_SHARE = 0.6  # of an exercise's points, for the checks that learners can run themselves
+AWARD = "minigen_course.grading.award"
+Kind = Literal["part", "hunt", "question", "written"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One exercise or question of an assignment.
+
+    `text` is what is asked, as Markdown, and `picture` a PNG that belongs to it. `stub` is the cell
+    to fill in, and `solution` what an instructor puts there: code, or a model answer in words.
+    `seen` is a cell that learners run for `seen_points`; `kept` one that only the grader has, for
+    `kept_points`. `checks` counts the checks behind `seen`.
+    """
+
+    chapter: str
+    name: str
+    kind: Kind
+    text: str
+    stub: str
+    solution: str
+    seen: str = ""
+    seen_points: float = 0
+    kept: str = ""
+    kept_points: float = 0
+    num_checks: int = 0
+    picture: bytes = b""
+    use: str = ""
+    harder: str = ""
+    rubric: str = ""
+
+    @property
+    def points(self) -> float:
+        """The marks of a full answer."""
+        return self.seen_points + self.kept_points
+
+    @property
+    def id(self) -> str:
+        """A name that is unique in a course: letters, digits and underscores."""
+        return f"c{self.chapter}_{self.name}"
+
+
+def items_of(chapter: str, seed: int) -> Iterator[Item]:
+    """Yield the exercises of a chapter, its bug hunt, its questions, and its questions in words."""
+    for each in exercises(chapter).values():
+        yield _part(each, seed)
+    if chapter in HUNTS:
+        yield _hunt(chapter, hunt_of(chapter))
+    for name, question in questions(chapter).items():
+        yield _question(chapter, name, question, seed)
+    for name, asked in written(chapter).items():
+        yield _written(chapter, name, asked)
+
+
+def seen_points(points: int) -> int:
+    """Return how many points of a part are for the checks that learners can run themselves.
+
+    >>> [seen_points(each) for each in (5, 10, 15)]
+    [3, 6, 9]
+    """
+    return round(SEEN_SHARE * points)
+
+
+def varies(chapter: str) -> Iterator[tuple[str, str]]:
+    """Yield each exercise and question of a chapter, with what the seed changes in it."""
+    for name, each in varied_of(chapter).items():
+        yield name, f"in the example and the cases that are kept back: {each.what}"
+    if chapter in HUNTS:
+        yield hunt_of(chapter).name, "nothing: all look for the same mistake"
+    for name, question in questions(chapter).items():
+        yield name, f"in the question: {question.what}"
+    for name in written(chapter):
+        yield name, "nothing: it is answered in words"
+
+
+def _part(each: Exercise, seed: int) -> Item:
+    own = seen_points(each.points)
+    kept = each.points - own
+    what = measures(each.level.capitalize(), each.points, each.minutes)
+    shares = f"{own} points for the checks below, {kept} for other inputs when it is graded"
+    text = (
+        f"## {each.name}\n\n*{what}: {shares}.*\n\n{each.statement}\n\n{example(each, seed)}\n\n"
+        f"`check({int(each.chapter)}, {each.name}={each.name}, hint=1)` gives a hint."
+    )
+    call = f"award({int(each.chapter)}, {{points}}, {{seed}}{each.name}={each.name})"
+    return Item(
+        *(each.chapter, each.name, "part", text, stub(each.dotted), solution_of(each.dotted)),
+        *(_award("award", call.format(points=own, seed="")), own),
+        *(_award("award", call.format(points=kept, seed=f"seed={seed}, ")), kept),
+        num_checks=len(each.checks),
+        use=each.use,
+        harder=each.harder,
+    )
+
+
+def solution_of(dotted: str) -> str:
+    """Return the package's own part as a cell: the imports that it needs, and its source."""
+    source = source_of(dotted)
+    imports = "\n".join(imports_of(dotted.rpartition(".")[0], ast.parse(source)))
+    return f"{imports}\n\n\n{source}".lstrip()
+
+
+def _hunt(chapter: str, hunt: Hunt) -> Item:
+    what = measures("Core", hunt.points, hunt.minutes)
+    test, handed = hunt.test.__name__, hunt.handed.__name__
+    mended = hunt.mended.__name__
+    solution = "\n\n\n".join(solution_of(dotted_name(each)) for each in (hunt.mended, hunt.test))
+    if mended != handed:
+        solution += f"\n\n\n{handed} = {mended}"
+    call = f"award_hunt({int(chapter)}, {hunt.points}, test={test}, mended={handed})"
+    return Item(
+        *(chapter, hunt.name, "hunt"),
+        f"## A bug hunt: {hunt.name}\n\n*{what}.*\n\n{hunt.story}\n\n{HUNT_RULES}",
+        *(cell_of(HUNTS[chapter]), solution, _award("award_hunt", call), hunt.points),
+        num_checks=len(hunt.all_checks()),
+    )
+
+
+def _question(chapter: str, name: str, question: Question, seed: int) -> Item:
+    values = question.values(seed, name)
+    drawn = question.figure(**values) if question.figure else None
+    asked = question.ask.format(**values)
+    if isinstance(drawn, str):
+        asked += f"\n\n```\n{drawn.rstrip()}\n```"
+    text = (
+        f"## {name}\n\n*{measures(question.kind.capitalize(), question.points, question.minutes)}."
+        f"*\n\n{asked}\n\n{_form(question)}"
+    )
+    head = f"{MARK}{chapter}.{name}\n{name} = "
+    call = f"award_answer({int(chapter)}, {question.points}, seed={seed}, {name}={name})"
+    return Item(
+        *(chapter, name, "question", text, f"{head}None  # your answer"),
+        f"{name} = {question.right(seed, name)!r}  # {question.why.format(**values)}",
+        _award("answered", f"answered({int(chapter)}, {name}={name})"),
+        *(0, _award("award_answer", call), question.points),
+        picture=png(drawn) if drawn is not None and not isinstance(drawn, str) else b"",
+    )
+
+
+def _form(question: Question) -> str:
+    if question.choices:
+        return f"Answer with one of {', '.join(f'`{each!r}`' for each in question.choices)}."
+    if question.within == 1:
+        return "Answer with the exact number; arithmetic such as `2 * 3` may stand there too."
+    return (
+        f"Answer with a number, at most {100 * (question.within - 1):.0f} % too high or too low; "
+        "arithmetic such as `2 * 3` may stand there too."
+    )
+
+
+def _written(chapter: str, name: str, asked: Written) -> Item:
+    rubric = "\n".join(f"- {points} points: {what}" for what, points in asked.rubric.items())
+    return Item(
+        *(chapter, name, "written"),
+        f"## {name}\n\n*{measures('In words', asked.points, asked.minutes)}.*\n\n{asked.ask}",
+        *("*Your answer, in a few sentences.*", asked.answer),
+        kept_points=asked.points,
+        rubric=rubric,
+    )
+
+
+def _award(name: str, call: str) -> str:
+    return f"from {AWARD} import {name}\n\n{call}"
+
+
+def introduction(chapter: str, items: list[Item], rules: str) -> str:
+    """Return the head of an assignment, as Markdown: what is in it, and how it is handed in."""
+    heading = headings()[chapter]
+    rows = "\n".join(f"| {each.name} | {each.kind} | {each.points:g} |" for each in items)
+    total = sum(each.points for each in items)
+    return (
+        f"# Assignment {chapter}: {heading.title}\n\n"
+        "Read the chapter first. In a cell with code, replace the line that raises "
+        f"NotImplementedError; the cell below it tells at once what is right and what is not. "
+        f"{rules}\n\n| | kind | points |\n|---|---|--:|\n{rows}\n| **in all** | | {total:g} |"
+    )
+
+
+def markdown_cell(text: str, **metadata: Any) -> dict[str, Any]:
+    """Return a Markdown cell."""
+    return {"cell_type": "markdown", "metadata": metadata, "source": text}
+
+
+def code_cell(text: str, **metadata: Any) -> dict[str, Any]:
+    """Return a code cell that has not been run."""
+    made = {"cell_type": "code", "execution_count": None, "outputs": [], "source": text}
+    return {**made, "metadata": metadata}
+
+
+def notebook_of(cells: list[dict[str, Any]], chapter: str) -> dict[str, Any]:
+    """Return a notebook with these cells."""
+    for number, cell in enumerate(cells):
+        cell.setdefault("id", f"assignment-{chapter}-{number}")
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
