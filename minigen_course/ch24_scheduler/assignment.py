@@ -137,9 +137,9 @@ SLOTS = 4
 
 
 def _static_batches(random: Random) -> dict[str, Any]:
-    answers = [random.randint(5, 30) for _ in range(3 * SLOTS)]
-    for long in random.sample(range(3), 2):
-        answers[SLOTS * long + random.randrange(SLOTS)] = random.randint(60, 100)
+    answers = [random.randint(5, 15) for _ in range(3 * SLOTS)]
+    for first in range(0, len(answers), SLOTS):
+        answers[first + random.randrange(SLOTS)] = random.randint(60, 100)
     return {"slots": SLOTS, "answers": answers}
 
 
