@@ -252,7 +252,7 @@ def _all_reduces(ranks: int, latency_us: int, gigabytes: int) -> Figure:
     axes.plot(sizes, times, marker="o", color=style.BLUE)
     for size, time in zip(sizes, times, strict=True):
         text = f"{time:,.0f}"
-        axes.annotate(text, (size, time), (0, 7), textcoords="offset points", ha="center", size=9)
+        axes.annotate(text, (size, time), (2, 7), textcoords="offset points", ha="right", size=9)
     axes.set(xscale="log", yscale="log", ylim=(min(times) / 2, 3 * max(times)))
     axes.set_xlabel("bytes of the tensor (log scale)")
     axes.set_ylabel("µs (log scale)")
