@@ -79,6 +79,9 @@ def check(
     hint: Annotated[
         int, typer.Option(min=0, help="The number of hints to show for a part that does not pass.")
     ] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="A course's seed: parts must pass its own cases as well.")
+    ] = None,
 ) -> None:
     """Check your answers to exercises, each in a process of its own; exit with 1 unless all pass.
 
@@ -93,7 +96,7 @@ def check(
         from minigen_course.handout.workspace import check_paths
 
     number, num_passed = 0, 0
-    for standing, hints in check_paths(paths):
+    for standing, hints in check_paths(paths, seed):
         print(f"{'✓' if standing.passed else '✗'} {standing.name}: {standing.message}", flush=True)
         if hint and not standing.passed:
             print_hints(hints, hint)

@@ -30,25 +30,41 @@ def award_hunt(chapter: int, points: float, *, test: Any, mended: Any) -> float:
 
     Raises `Wrong` with a sentence for no marks.
     """
-    name = hunt_of(f"{chapter:02}").name
-    result = judge(f"{chapter:02}", name, Caught(test, mended), SECONDS, "each")
+    result = _judged(chapter, {hunt_of(f"{chapter:02}").name: (test, mended)}, "each")
     return _marks(result, [*result.each, False].index(False), points)
 
 
 def award_answer(chapter: int, points: float, *, seed: int, **answer: Any) -> float:
     """Return the marks of a question's answer. Raises `Wrong` with a sentence for a wrong one."""
+    said = _said_of(chapter, seed, answer)
+    print(f"✓ {said} {points:g} points.")
+    return points
+
+
+def passes_answer(chapter: int, *, seed: int, **answer: Any) -> None:
+    """Raise `Wrong` with a sentence unless a question's answer is right."""
+    _said_of(chapter, seed, answer)
+
+
+def _said_of(chapter: int, seed: int, answer: Mapping[str, Any]) -> str:
+    """Return a sentence on a right answer to a question. Raises `Wrong` for a wrong one."""
     ((name, given),) = answer.items()
     is_right, said = questions(f"{chapter:02}")[name].judge(seed, name, given)
     if not is_right:
         raise Wrong(f"{name}: {said}")
-    print(f"✓ {name}: {said} {points:g} points.")
-    return points
+    return f"{name}: {said}"
 
 
 def passes_check(chapter: int, number: int, *, seed: int | None = None, **part: Any) -> None:
-    """Raise `Wrong` with a sentence unless a part passes one of its checks, counted from 1."""
+    """Raise `Wrong` with a sentence unless a part passes one of its checks, counted from 1.
+
+    For a hunt the part is a pair, the test and the mended part, and no earlier check may fail.
+    """
     result = _judged(chapter, part, "each" if seed is None else str(seed))
-    if not result.each[number - 1 : number] or not result.each[number - 1]:
+    (given,) = part.values()
+    first = 0 if isinstance(given, tuple) else number - 1
+    needed = result.each[first:number]
+    if not needed or not all(needed):
         raise Wrong(str(result))
 
 
@@ -67,13 +83,14 @@ def answered(chapter: int, **answer: Any) -> None:
 
 def _judged(chapter: int, part: Mapping[str, Any], which: str) -> Result:
     ((name, given),) = part.items()
-    number = f"{chapter:02}"
-    exercise = exercises(number)[name]
-    if given is exercise.solution:
+    number, handed_in = f"{chapter:02}", given
+    if isinstance(given, tuple):
+        handed_in = Caught(*given)
+    elif given is exercises(number)[name].solution:
         raise Wrong(f"{name} is the package's own part, not yours.")
     known = _JUDGED.get((number, name, which))
-    if known is None or known[0] is not given:
-        known = given, judge(number, name, given, SECONDS, which)
+    if known is None or known[0] != given:
+        known = given, judge(number, name, handed_in, SECONDS, which)
         _JUDGED[number, name, which] = known
     return known[1]
 

@@ -56,14 +56,18 @@ def hunt_file(hunt: Hunt) -> str:
     return f"hunt_{hunt.name}.py"
 
 
-def starter(exercise: Exercise, folder: str) -> str:
-    """Return the module of an exercise: the task as its docstring, and the stub."""
+def starter(exercise: Exercise, folder: str, example: str = "") -> str:
+    """Return the module of an exercise: the task as its docstring, and the stub.
+
+    `example` is one of a course's own, for the task.
+    """
     what = measures(exercise.level, exercise.points, exercise.minutes)
     path = f"exercises/{folder}/{file_name(exercise.name)}"
     imports = "from minigen_course import using\n" * ("using(" in exercise.use)
     said = [
         f"Exercise {exercise.name} of chapter {exercise.chapter} ({what}).",
         *map(_wrapped, exercise.statement.split("\n\n")),
+        *([_wrapped(example)] if example else []),
         f"Check it:     minigen check {path}\nWith a hint:  minigen check {path} --hint 1",
         "Use it in the running engine, in a notebook or a script, with `mine` as your part:",
         textwrap.indent(f"{imports}{exercise.use}", "    "),

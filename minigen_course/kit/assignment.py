@@ -29,7 +29,8 @@ class Item:
     `text` is what is asked, as Markdown, and `picture` a PNG that belongs to it. `stub` is the cell
     to fill in, and `solution` what an instructor puts there: code, or a model answer in words.
     `seen` is a cell that learners run for `seen_points`; `kept` one that only the grader has, for
-    `kept_points`. `checks` counts the checks behind `seen`.
+    `kept_points`. `num_checks` counts the checks behind `seen`, and `handed` is what an award is
+    for, as an expression.
     """
 
     chapter: str
@@ -43,6 +44,8 @@ class Item:
     kept: str = ""
     kept_points: float = 0
     num_checks: int = 0
+    handed: str = ""
+    seed: int = 0
     picture: bytes = b""
     use: str = ""
     harder: str = ""
@@ -104,9 +107,13 @@ def _part(each: Exercise, seed: int) -> Item:
     call = f"award({int(each.chapter)}, {{points}}, {{seed}}{each.name}={each.name})"
     return Item(
         *(each.chapter, each.name, "part", text, stub(each.dotted), solution_of(each.dotted)),
-        *(_award("award", call.format(points=own, seed="")), own),
-        *(_award("award", call.format(points=kept, seed=f"seed={seed}, ")), kept),
+        seen=_award("award", call.format(points=own, seed="")),
+        seen_points=own,
+        kept=_award("award", call.format(points=kept, seed=f"seed={seed}, ")),
+        kept_points=kept,
         num_checks=len(each.checks),
+        handed=each.name,
+        seed=seed,
         use=each.use,
         harder=each.harder,
     )
@@ -130,8 +137,11 @@ def _hunt(chapter: str, hunt: Hunt) -> Item:
     return Item(
         *(chapter, hunt.name, "hunt"),
         f"## A bug hunt: {hunt.name}\n\n*{what}.*\n\n{hunt.story}\n\n{HUNT_RULES}",
-        *(cell_of(HUNTS[chapter]), solution, _award("award_hunt", call), hunt.points),
+        *(cell_of(HUNTS[chapter]), solution),
+        seen=_award("award_hunt", call),
+        seen_points=hunt.points,
         num_checks=len(hunt.all_checks()),
+        handed=f"({test}, {handed})",
     )
 
 
@@ -150,8 +160,11 @@ def _question(chapter: str, name: str, question: Question, seed: int) -> Item:
     return Item(
         *(chapter, name, "question", text, f"{head}None  # your answer"),
         f"{name} = {question.right(seed, name)!r}  # {question.why.format(**values)}",
-        _award("answered", f"answered({int(chapter)}, {name}={name})"),
-        *(0, _award("award_answer", call), question.points),
+        seen=_award("answered", f"answered({int(chapter)}, {name}={name})"),
+        kept=_award("award_answer", call),
+        kept_points=question.points,
+        handed=name,
+        seed=seed,
         picture=png(drawn) if drawn is not None and not isinstance(drawn, str) else b"",
     )
 
@@ -202,8 +215,8 @@ def markdown_cell(text: str, **metadata: Any) -> dict[str, Any]:
 
 def code_cell(text: str, **metadata: Any) -> dict[str, Any]:
     """Return a code cell that has not been run."""
-    made = {"cell_type": "code", "execution_count": None, "outputs": [], "source": text}
-    return {**made, "metadata": metadata}
+    made: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": []}
+    return {**made, "source": text, "metadata": metadata}
 
 
 def notebook_of(cells: list[dict[str, Any]], chapter: str) -> dict[str, Any]:
@@ -212,5 +225,3 @@ def notebook_of(cells: list[dict[str, Any]], chapter: str) -> dict[str, Any]:
         cell.setdefault("id", f"assignment-{chapter}-{number}")
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-
-

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,49 @@ import typer
 
 from minigen.errors import OptionError
 
-course = typer.Typer(help="For instructors: grade a class's submissions.", no_args_is_help=True)
+course = typer.Typer(help="For instructors: build assignments, grade them.", no_args_is_help=True)
 
 
 @course.callback()
 def _course() -> None:
-    """For instructors: grade a class's submissions."""
+    """For instructors: build assignments, grade them."""
+
+
+@course.command()
+def build(
+    folder: Annotated[Path, typer.Argument(help="The folder to create.")],
+    chapters: Annotated[str, typer.Option(help="The chapters to assign, such as 21-25 or 13,16.")],
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Draws examples, kept cases and questions (default: a new one)."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="nbgrader, otter (Gradescope) or github-classroom.")
+    ] = "nbgrader",
+) -> None:
+    """Build a course: an assignment per chapter, with solutions, points, rubrics and hidden tests.
+
+    The same seed builds the same course; another one changes examples, the cases that are kept
+    back, and the numbers in questions. Nothing that learners get holds a solution: it is searched.
+
+    minigen course build my-course --chapters 21-25
+
+    minigen course build my-course --chapters 22 --format otter
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from minigen_course.kit.build import FORMATS, Course, README
+    from minigen_course.kit.build import build as build_course
+
+    if form not in FORMATS:
+        raise OptionError(f"There is no format {form!r}; there are {', '.join(FORMATS)}.")
+    chosen = tuple(chapters_in(chapters))
+    made = Course(chosen, secrets.randbits(62) if seed is None else seed, form)
+    console = Console(stderr=True)
+    for _ in track(build_course(folder, made), "building", total=len(chosen), console=console):
+        pass
+    print(f"The course is in {folder}; begin with {folder / README}.", file=sys.stderr)
 
 
 @course.command()

@@ -63,7 +63,9 @@ def source_notebook(chapter: str, items: list[Item]) -> dict[str, Any]:
 def _cells(item: Item) -> Iterator[dict[str, Any]]:
     yield _read_only(text_cell(item), f"{item.id}_text")
     if item.kind == "written":
-        answer = f"### BEGIN SOLUTION\n{item.solution}\n\nRubric:\n\n{item.rubric}\n### END SOLUTION"
+        answer = (
+            f"### BEGIN SOLUTION\n{item.solution}\n\nRubric:\n\n{item.rubric}\n### END SOLUTION"
+        )
         yield _marked(markdown_cell(answer), item.id, solution=True, points=item.points)
         return
     part = f"{item.stub}\n\n\n### BEGIN SOLUTION\n{item.solution}\n### END SOLUTION"

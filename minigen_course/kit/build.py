@@ -1,0 +1,221 @@
+"""Build a course from chapters and a seed: assignments, solutions, and what varies in them."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from minigen.errors import OptionError
+from minigen_course.handout.course_files import headings
+from minigen_course.kit.assignment import Item, items_of, varies
+from minigen_course.kit.for_classroom import repository_of
+from minigen_course.kit.for_nbgrader import config, source_notebook
+from minigen_course.kit.for_otter import master_notebook
+from minigen_course.kit.leaks import Released, leaks, released_notebook
+
+Format = Literal["nbgrader", "otter", "github-classroom"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+COURSE, VARIES, README = "course.toml", "varies.md", "README.md"
+NEXT = {
+    "nbgrader": """\
+`source/` has the assignments with solutions and hidden tests, `release/` what learners get, and
+`nbgrader_config.py` and `gradebook.db` belong to nbgrader. Its own commands work in this folder:
+
+```bash
+nbgrader autograde 22_paged           # what is in submitted/STUDENT/22_paged/22_paged.ipynb
+nbgrader formgrade                    # answers in words: nbgrader's page in JupyterLab
+nbgrader generate_feedback 22_paged
+nbgrader export
+```
+
+minigen's own grader keeps answers apart from each other and from the network, and nbgrader does
+not: `minigen course grade SUBMISSIONS --course .` grades the same notebooks.""",
+    "otter": """\
+Each chapter has a folder: the master notebook with solutions, `student/` for learners, and
+`autograder/` with the zip file to upload to Gradescope. On this machine:
+
+```bash
+otter run SUBMISSION.ipynb -a 22_paged/autograder/*.zip
+```""",
+    "github-classroom": """\
+Each chapter has a folder: the files of a template repository. Push it to a repository, mark that
+as a template, and choose it for a new assignment in GitHub Classroom.""",
+}
+ABOUT = """\
+# {title}
+
+Made by `minigen course build` for the chapters {chapters}, with the seed {seed}.
+
+**Keep this folder to yourself**: with the seed, the cases that are kept back can be drawn again.
+What learners get has been searched for solutions, statement by statement and line by line.
+
+{next}
+
+`{varies}` lists what the seed changes in each exercise. `{course}` is for `minigen course grade`.
+"""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a course was built from."""
+
+    chapters: tuple[str, ...]
+    seed: int
+    format: Format
+
+
+def build(folder: Path, course: Course) -> Iterator[str]:
+    """Write a course to a folder; yield the name of each chapter as it is done.
+
+    Raises `OptionError` if the folder has files, if a package is missing, or if something that
+    learners get would give a solution away; then nothing is left behind.
+    """
+    _refuse(folder, course.format)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        for chapter in course.chapters:
+            items = list(items_of(chapter, course.seed))
+            released = _WRITERS[course.format](unfinished, chapter, items, course.seed)
+            found = leaks(released, items)
+            if found:
+                more = f" ({len(found)} places in all)" if len(found) > 1 else ""
+                raise OptionError(f"{found[0]}{more}")
+            yield chapter
+        _write(unfinished / README, _about(folder, course))
+        _write(unfinished / VARIES, _varies(course))
+        _write(unfinished / COURSE, _course_file(course))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def read_course(folder: Path) -> Course:
+    """Return what a built course was made from. Raises `OptionError` for another folder."""
+    path = folder / COURSE
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Course(tuple(found["chapters"]), int(found["seed"]), found["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(
+            f"{folder} is no folder that `minigen course build` made: {COURSE} cannot be read "
+            f"({error})."
+        ) from error
+
+
+def _refuse(folder: Path, form: Format) -> None:
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise OptionError(f"{folder} has files already; name a new folder.")
+    package = {"nbgrader": "nbgrader", "otter": "otter"}.get(form)
+    if package:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise OptionError(
+                f"The format {form} needs a package that is not installed; "
+                "`pip install 'minigen[instructor]'` brings it."
+            ) from error
+
+
+def _about(folder: Path, course: Course) -> str:
+    return ABOUT.format(
+        title=folder.resolve().name,
+        chapters=", ".join(course.chapters),
+        seed=course.seed,
+        next=NEXT[course.format].replace("22_paged", headings()[course.chapters[0]].name),
+        varies=VARIES,
+        course=COURSE,
+    )
+
+
+def _varies(course: Course) -> str:
+    rows = [
+        f"| {chapter} | {name} | {what} |"
+        for chapter in course.chapters
+        for name, what in varies(chapter)
+    ]
+    head = "# What the seed changes\n\n| chapter | exercise | what varies |\n|---|---|---|"
+    return "\n".join([head, *rows, ""])
+
+
+def _course_file(course: Course) -> str:
+    return (
+        f"chapters = {json.dumps(course.chapters)}\nseed = {course.seed}\n"
+        f"format = {json.dumps(course.format)}\n"
+    )
+
+
+def _for_nbgrader(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
+    from nbgrader.apps import NbGraderAPI
+    from traitlets.config import Config
+
+    name = headings()[chapter].name
+    _write(folder / "nbgrader_config.py", config())
+    _write(folder / "source" / name / f"{name}.ipynb", _json(source_notebook(chapter, items)))
+    settings = Config()
+    found: dict[str, Any] = {"c": settings, "get_config": lambda: settings}
+    exec(config(), found)
+    settings.CourseDirectory.root = str(folder.resolve())
+    with _quiet():
+        said = NbGraderAPI(config=settings).generate_assignment(name)
+    if not said["success"]:
+        raise OptionError(f"nbgrader cannot make the assignment {name}: {said.get('error')}")
+    path = folder / "release" / name / f"{name}.ipynb"
+    return [released_notebook(f"release/{name}/{path.name}", path.read_text(encoding="utf-8"))]
+
+
+def _for_otter(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
+    from otter.assign import main as assign
+
+    name = headings()[chapter].name
+    master = folder / name / f"{name}.ipynb"
+    _write(master, _json(master_notebook(chapter, items, name)))
+    with _quiet():
+        assign(str(master), str(folder / name), no_run_tests=True)
+    path = folder / name / "student" / master.name
+    return [released_notebook(f"{name}/student/{path.name}", path.read_text(encoding="utf-8"))]
+
+
+def _for_classroom(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
+    name, found = headings()[chapter].name, []
+    for path, text in repository_of(chapter, seed).items():
+        _write(folder / name / path, text)
+        found.append(Released(f"{name}/{path}", (text,) if path.endswith(".py") else (), text))
+    return found
+
+
+_WRITERS = {"nbgrader": _for_nbgrader, "otter": _for_otter, "github-classroom": _for_classroom}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what a library logs and prints to itself, and this process's folder as it was."""
+    here = Path.cwd()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+        os.chdir(here)
+
+
+def _json(notebook: dict[str, Any]) -> str:
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
