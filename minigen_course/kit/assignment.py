@@ -4,6 +4,7 @@ It is neutral: `for_nbgrader`, `for_otter` and `for_classroom` write it in their
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from minigen_course.figures.explore import png
 from minigen_course.grading.exercise import Exercise, exercises
 from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
 from minigen_course.grading.question import MARK, Question, Written, questions, written
-from minigen_course.grading.stub import dotted_name, imports_of, source_of, stub
+from minigen_course.grading.stub import OWN, dotted_name, imports_of, source_of, stub
 from minigen_course.grading.varied import example, varied_of
 from minigen_course.handout.course_files import headings
 from minigen_course.handout.sheet import HUNT_RULES, measures
@@ -62,16 +63,27 @@ class Item:
         return f"c{self.chapter}_{self.name}"
 
 
-def items_of(chapter: str, seed: int) -> Iterator[Item]:
-    """Yield the exercises of a chapter, its bug hunt, its questions, and its questions in words."""
-    for each in exercises(chapter).values():
-        yield _part(each, seed)
+@dataclass(frozen=True)
+class Assignment:
+    """What is handed out and handed in together; `name` is that of its files."""
+
+    name: str
+    chapter: str
+    items: tuple[Item, ...]
+
+
+def assignments_of(chapter: str, seed: int) -> Iterator[Assignment]:
+    """Yield the assignments of a chapter: its exercises and questions, then its bug hunt if any.
+
+    A hunt hands out a part that is almost right, so it is an assignment of its own, for later.
+    """
+    name = headings()[chapter].name
+    items = [_part(each, seed) for each in exercises(chapter).values()]
+    items += [_question(chapter, *each, seed) for each in questions(chapter).items()]
+    items += [_written(chapter, *each) for each in written(chapter).items()]
+    yield Assignment(name, chapter, tuple(items))
     if chapter in HUNTS:
-        yield _hunt(chapter, hunt_of(chapter))
-    for name, question in questions(chapter).items():
-        yield _question(chapter, name, question, seed)
-    for name, asked in written(chapter).items():
-        yield _written(chapter, name, asked)
+        yield Assignment(f"{name}_hunt", chapter, (_hunt(chapter, hunt_of(chapter)),))
 
 
 def seen_points(points: int) -> int:
@@ -104,9 +116,10 @@ def _part(each: Exercise, seed: int) -> Item:
         f"## {each.name}\n\n*{what}: {shares}.*\n\n{each.statement}\n\n{example(each, seed)}\n\n"
         f"`check({int(each.chapter)}, {each.name}={each.name}, hint=1)` gives a hint."
     )
+    parts = set(exercises(each.chapter))
     call = f"award({int(each.chapter)}, {{points}}, {{seed}}{each.name}={each.name})"
     return Item(
-        *(each.chapter, each.name, "part", text, stub(each.dotted), solution_of(each.dotted)),
+        *(each.chapter, each.name, "part", text, stub_for(each), solution_of(each.dotted)),
         seen=_award("award", call.format(points=own, seed="")),
         seen_points=own,
         kept=_award("award", call.format(points=kept, seed=f"seed={seed}, ")),
@@ -114,9 +127,46 @@ def _part(each: Exercise, seed: int) -> Item:
         num_checks=len(each.checks),
         handed=each.name,
         seed=seed,
-        use=each.use,
+        use="" if _imported(each.use) & parts else each.use,
         harder=each.harder,
     )
+
+
+def stub_for(exercise: Exercise) -> str:
+    """Return an exercise's stub without imports of parts that its chapter asks for.
+
+    Such a part stands there as a type; its name is quoted instead.
+    """
+    code = stub(exercise.dotted)
+    lines, tree = code.splitlines(), ast.parse(code)
+    parts = set(exercises(exercise.chapter))
+    gone = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and {each.name for each in node.names} <= parts
+    ]
+    names = {each.asname or each.name for node in gone for each in node.names}
+    types = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names]
+    for node in sorted(types, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        line, end = lines[node.lineno - 1], node.col_offset + len(node.id)
+        quoted = f'{line[: node.col_offset]}"{node.id}"{line[end:]}'
+        lines[node.lineno - 1] = quoted
+    left = [line for number, line in enumerate(lines, 1) if number not in _lines_of(gone)]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(left))
+
+
+def _lines_of(nodes: list[ast.ImportFrom]) -> set[int]:
+    return {line for each in nodes for line in range(each.lineno, (each.end_lineno or 0) + 1)}
+
+
+def _imported(code: str) -> set[str]:
+    """Return the names that code takes from minigen."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    return {each.name for node in nodes if _is_own(node) for each in node.names}
+
+
+def _is_own(node: ast.ImportFrom) -> bool:
+    return (node.module or "").partition(".")[0] in OWN
 
 
 def solution_of(dotted: str) -> str:
@@ -195,13 +245,15 @@ def _award(name: str, call: str) -> str:
     return f"from {AWARD} import {name}\n\n{call}"
 
 
-def introduction(chapter: str, items: list[Item], rules: str) -> str:
+def introduction(assignment: Assignment, rules: str) -> str:
     """Return the head of an assignment, as Markdown: what is in it, and how it is handed in."""
-    heading = headings()[chapter]
+    title = headings()[assignment.chapter].title
+    items = assignment.items
     rows = "\n".join(f"| {each.name} | {each.kind} | {each.points:g} |" for each in items)
     total = sum(each.points for each in items)
+    kind = "Bug hunt" if items[0].kind == "hunt" else "Assignment"
     return (
-        f"# Assignment {chapter}: {heading.title}\n\n"
+        f"# {kind} {assignment.chapter}: {title}\n\n"
         "Read the chapter first. In a cell with code, replace the line that raises "
         f"NotImplementedError; the cell below it tells at once what is right and what is not. "
         f"{rules}\n\n| | kind | points |\n|---|---|--:|\n{rows}\n| **in all** | | {total:g} |"
@@ -219,9 +271,9 @@ def code_cell(text: str, **metadata: Any) -> dict[str, Any]:
     return {**made, "source": text, "metadata": metadata}
 
 
-def notebook_of(cells: list[dict[str, Any]], chapter: str) -> dict[str, Any]:
-    """Return a notebook with these cells."""
+def notebook_of(cells: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return a notebook with these cells; their ids are made of its name."""
     for number, cell in enumerate(cells):
-        cell.setdefault("id", f"assignment-{chapter}-{number}")
+        cell.setdefault("id", f"{name}-{number}".replace("_", "-"))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

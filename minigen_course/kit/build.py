@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from minigen.errors import OptionError
 from minigen_course.handout.course_files import headings
-from minigen_course.kit.assignment import Item, items_of, varies
+from minigen_course.kit.assignment import Assignment, assignments_of, varies
 from minigen_course.kit.for_classroom import repository_of
 from minigen_course.kit.for_nbgrader import config, source_notebook
 from minigen_course.kit.for_otter import master_notebook
@@ -58,6 +58,9 @@ What learners get has been searched for solutions, statement by statement and li
 
 {next}
 
+An assignment with `_hunt` in its name hands out a part with one mistake: almost a solution. Hand it
+out after the assignment of the same chapter is due.
+
 `{varies}` lists what the seed changes in each exercise. `{course}` is for `minigen course grade`.
 """
 
@@ -83,12 +86,12 @@ def build(folder: Path, course: Course) -> Iterator[str]:
     unfinished.mkdir(parents=True)
     try:
         for chapter in course.chapters:
-            items = list(items_of(chapter, course.seed))
-            released = _WRITERS[course.format](unfinished, chapter, items, course.seed)
-            found = leaks(released, items)
-            if found:
-                more = f" ({len(found)} places in all)" if len(found) > 1 else ""
-                raise OptionError(f"{found[0]}{more}")
+            for assignment in assignments_of(chapter, course.seed):
+                released = _WRITERS[course.format](unfinished, assignment, course.seed)
+                found = leaks(released, assignment.items)
+                if found:
+                    more = f" ({len(found)} places in all)" if len(found) > 1 else ""
+                    raise OptionError(f"{found[0]}{more}")
             yield chapter
         _write(unfinished / README, _about(folder, course))
         _write(unfinished / VARIES, _varies(course))
@@ -156,42 +159,44 @@ def _course_file(course: Course) -> str:
     )
 
 
-def _for_nbgrader(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
+def _for_nbgrader(folder: Path, assignment: Assignment, seed: int) -> Sequence[Released]:
     from nbgrader.apps import NbGraderAPI
     from traitlets.config import Config
 
-    name = headings()[chapter].name
+    name = assignment.name
     _write(folder / "nbgrader_config.py", config())
-    _write(folder / "source" / name / f"{name}.ipynb", _json(source_notebook(chapter, items)))
+    _write(folder / "source" / name / f"{name}.ipynb", _json(source_notebook(assignment)))
     settings = Config()
-    found: dict[str, Any] = {"c": settings, "get_config": lambda: settings}
-    exec(config(), found)
+    exec(config(), {"get_config": lambda: settings})
     settings.CourseDirectory.root = str(folder.resolve())
     with _quiet():
         said = NbGraderAPI(config=settings).generate_assignment(name)
     if not said["success"]:
         raise OptionError(f"nbgrader cannot make the assignment {name}: {said.get('error')}")
-    path = folder / "release" / name / f"{name}.ipynb"
-    return [released_notebook(f"release/{name}/{path.name}", path.read_text(encoding="utf-8"))]
+    return [_released(folder, f"release/{name}/{name}.ipynb")]
 
 
-def _for_otter(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
+def _for_otter(folder: Path, assignment: Assignment, seed: int) -> Sequence[Released]:
     from otter.assign import main as assign
 
-    name = headings()[chapter].name
+    name = assignment.name
     master = folder / name / f"{name}.ipynb"
-    _write(master, _json(master_notebook(chapter, items, name)))
+    _write(master, _json(master_notebook(assignment)))
     with _quiet():
         assign(str(master), str(folder / name), no_run_tests=True)
-    path = folder / name / "student" / master.name
-    return [released_notebook(f"{name}/student/{path.name}", path.read_text(encoding="utf-8"))]
+    return [_released(folder, f"{name}/student/{name}.ipynb")]
 
 
-def _for_classroom(folder: Path, chapter: str, items: list[Item], seed: int) -> Sequence[Released]:
-    name, found = headings()[chapter].name, []
-    for path, text in repository_of(chapter, seed).items():
-        _write(folder / name / path, text)
-        found.append(Released(f"{name}/{path}", (text,) if path.endswith(".py") else (), text))
+def _released(folder: Path, path: str) -> Released:
+    return released_notebook(path, (folder / path).read_text(encoding="utf-8"))
+
+
+def _for_classroom(folder: Path, assignment: Assignment, seed: int) -> Sequence[Released]:
+    found = []
+    for path, text in repository_of(assignment, seed).items():
+        _write(folder / assignment.name / path, text)
+        code = (text,) if path.endswith(".py") else ()
+        found.append(Released(f"{assignment.name}/{path}", code, text))
     return found
 
 

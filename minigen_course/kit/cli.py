@@ -43,7 +43,7 @@ def build(
     from rich.console import Console
     from rich.progress import track
 
-    from minigen_course.kit.build import FORMATS, Course, README
+    from minigen_course.kit.build import FORMATS, README, Course
     from minigen_course.kit.build import build as build_course
 
     if form not in FORMATS:

@@ -5,11 +5,13 @@ with the course's own cases. Source: GitHub Classroom's documentation of its aut
 """
 
 from minigen_course.grading.exercise import exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import hunt_of
+from minigen_course.grading.stub import stub
 from minigen_course.grading.varied import example
 from minigen_course.handout.course_files import REPOSITORY, headings
-from minigen_course.handout.sheet import file_name, table_rows
+from minigen_course.handout.sheet import file_name
 from minigen_course.handout.starter import files_of, hunt_file, starter
+from minigen_course.kit.assignment import Assignment, stub_for
 
 MINUTES = 10  # for one exercise, with the start of Python
 WORKFLOW = """\
@@ -46,8 +48,8 @@ README = """\
 
 Read the chapter first: {link}. Then write the parts in `{folder}/`; each file says what to do.
 
-| exercise | level | points | time |
-|---|---|--:|--:|
+| exercise | points |
+|---|--:|
 {rows}
 
 ```bash
@@ -60,28 +62,30 @@ Every push is graded; the points are in the tab "Actions".
 """
 
 
-def repository_of(chapter: str, seed: int) -> dict[str, str]:
-    """Return the files of a chapter's template repository by path."""
-    heading = headings()[chapter]
-    folder = heading.name
-    found = {f"{folder}/{name}": text for name, text in files_of(chapter, folder).items()}
-    graded = []
-    for each in exercises(chapter).values():
-        name = file_name(each.name)
-        found[f"{folder}/{name}"] = starter(each, folder, example(each, seed))
-        graded.append((each.name, name, each.points))
-    if chapter in HUNTS:
-        hunt = hunt_of(chapter)
-        graded.append((hunt.name, hunt_file(hunt), hunt.points))
+def repository_of(assignment: Assignment, seed: int) -> dict[str, str]:
+    """Return the files of an assignment's template repository by path."""
+    chapter, folder = assignment.chapter, headings()[assignment.chapter].name
+    files = files_of(chapter, folder)
+    test = f"test_{folder}.py"
+    found, graded, rows = {f"{folder}/{test}": files[test]}, [], []
+    for item in assignment.items:
+        if item.kind == "part":
+            each, name = exercises(chapter)[item.name], file_name(item.name)
+            text = starter(each, folder, example(each, seed))
+            found[f"{folder}/{name}"] = text.replace(stub(each.dotted), stub_for(each))
+        elif item.kind == "hunt":
+            name = hunt_file(hunt_of(chapter))
+            found[f"{folder}/{name}"] = files[name]
+        else:
+            continue
+        graded.append((item.name, name, int(item.points)))
+        rows.append(f"| {item.name} | {item.points:g} |")
     found["README.md"] = README.format(
         chapter=chapter,
-        title=heading.title,
+        title=headings()[chapter].title,
         link=f"{REPOSITORY}/blob/main/notebooks/{folder}.ipynb",
         folder=folder,
-        rows="\n".join(
-            f"| {name} | {level} | {points} | {minutes} min |"
-            for name, level, points, minutes in table_rows(chapter)
-        ),
+        rows="\n".join(rows),
     )
     found["requirements.txt"] = f"minigen[notebooks,test] @ git+{REPOSITORY}\n"
     found[".github/workflows/classroom.yml"] = _workflow(graded, folder, seed)

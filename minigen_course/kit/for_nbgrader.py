@@ -9,6 +9,7 @@ from typing import Any
 
 from minigen_course.handout.sheet import INSTALL
 from minigen_course.kit.assignment import (
+    Assignment,
     Item,
     code_cell,
     introduction,
@@ -48,16 +49,16 @@ def config() -> str:
     return CONFIG.format(seconds=SECONDS)
 
 
-def source_notebook(chapter: str, items: list[Item]) -> dict[str, Any]:
+def source_notebook(assignment: Assignment) -> dict[str, Any]:
     """Return the notebook with all solutions and kept tests; nbgrader makes the learners' of it."""
     cells = [
-        _read_only(markdown_cell(introduction(chapter, items, RULES)), "introduction"),
+        _read_only(markdown_cell(introduction(assignment, RULES)), "introduction"),
         _read_only(code_cell(INSTALL), "install"),
         _read_only(code_cell(SETUP), "setup"),
     ]
-    for item in items:
+    for item in assignment.items:
         cells += _cells(item)
-    return notebook_of(cells, chapter)
+    return notebook_of(cells, assignment.name)
 
 
 def _cells(item: Item) -> Iterator[dict[str, Any]]:
@@ -79,10 +80,13 @@ def _cells(item: Item) -> Iterator[dict[str, Any]]:
         kept = f"{KEPT[item.kind]}\n### BEGIN HIDDEN TESTS\n{item.kept}\n### END HIDDEN TESTS"
         yield _marked(code_cell(kept), f"{item.id}_kept", points=item.kept_points)
     if item.harder:
-        yield markdown_cell(
-            f"In the running engine, with `mine = {item.name}`:\n\n```python\n{item.use}\n```\n\n"
-            f"**Harder** (no points). {item.harder}"
-        )
+        yield after_cell(item)
+
+
+def after_cell(item: Item) -> dict[str, Any]:
+    """Return what a learner may do after an exercise: run the part in the engine, go further."""
+    use = f"In the running engine, with `mine = {item.name}`:\n\n```python\n{item.use}\n```\n\n"
+    return markdown_cell(f"{use if item.use else ''}**Harder** (no points). {item.harder}")
 
 
 def text_cell(item: Item) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from minigen_course.kit.assignment import (
     AWARD,
+    Assignment,
     Item,
     code_cell,
     introduction,
     markdown_cell,
     notebook_of,
 )
-from minigen_course.kit.for_nbgrader import SETUP, text_cell
+from minigen_course.kit.for_nbgrader import SETUP, after_cell, text_cell
 
 RULES = (
     "When all is done, restart the kernel, run all cells, save, and hand in this file. The last "
@@ -48,16 +49,16 @@ hidden: {hidden}
 {code}'''
 
 
-def master_notebook(chapter: str, items: list[Item], name: str) -> dict[str, Any]:
+def master_notebook(assignment: Assignment) -> dict[str, Any]:
     """Return the notebook with all solutions and hidden tests; `otter assign` reads it."""
     cells = [
-        _raw(ASSIGNMENT.format(name=name, requirements=f'"{REQUIREMENTS}"')),
-        markdown_cell(introduction(chapter, items, RULES)),
+        _raw(ASSIGNMENT.format(name=assignment.name, requirements=f'"{REQUIREMENTS}"')),
+        markdown_cell(introduction(assignment, RULES)),
         code_cell(SETUP),
     ]
-    for item in items:
+    for item in assignment.items:
         cells += _cells(item)
-    return notebook_of(cells, chapter)
+    return notebook_of(cells, assignment.name)
 
 
 def _cells(item: Item) -> Iterator[dict[str, Any]]:
@@ -80,6 +81,8 @@ def _cells(item: Item) -> Iterator[dict[str, Any]]:
             yield code_cell(test)
         yield _raw("# END TESTS")
     yield _raw("# END QUESTION")
+    if item.harder:
+        yield after_cell(item)
 
 
 def _tests(item: Item) -> Iterator[tuple[float, bool, str]]:
