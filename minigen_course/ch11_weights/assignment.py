@@ -215,10 +215,12 @@ def _first_bytes(header_bytes: int, begin: int, end: int) -> Figure:
 
 
 def _servers(random: Random) -> dict[str, Any]:
+    reading = random.randint(1, 4)
+    others = [each for each in range(2, 7) if each not in (reading, reading + 1)]
     return {
         "size": random.choice((5, 8, 14, 16, 26)),
-        "mapping": random.randint(2, 5),
-        "reading": random.randint(1, 4),
+        "mapping": random.choice(others),
+        "reading": reading,
     }
 
 
