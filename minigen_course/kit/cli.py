@@ -60,8 +60,12 @@ def build(
 def grade(
     folder: Annotated[Path, typer.Argument(help="One file or one folder per student.")],
     chapters: Annotated[
-        str, typer.Option(help="The chapters that were assigned, such as 21-22 or 13,16.")
-    ],
+        str | None, typer.Option(help="The chapters that were assigned, such as 21-22 or 13,16.")
+    ] = None,
+    course_folder: Annotated[
+        Path | None,
+        typer.Option("--course", help="What `minigen course build` made: chapters, kept cases."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the results go (default: FOLDER-grades).")
     ] = None,
@@ -91,20 +95,26 @@ def grade(
     minigen course grade submissions --chapters 21-22
 
     minigen course grade submissions --chapters 21-22 --again "Ada Lovelace"
+
+    minigen course grade submissions --course my-course
     """
     if sys.platform == "win32":
         raise OptionError(
             "Grading needs processes that Windows does not have; run it on Linux or in WSL."
         )
-    chosen = chapters_in(chapters)
+    if chapters is None and course_folder is None:
+        raise OptionError("Say what was assigned: --chapters 21-22, or --course FOLDER.")
     from rich.console import Console
     from rich.progress import track
 
     from minigen_course.kit.box import Limits, isolation
+    from minigen_course.kit.build import read_course
     from minigen_course.kit.collect import collect
     from minigen_course.kit.grade import grade_all
     from minigen_course.kit.report import SUMMARY, write_all
 
+    built = read_course(course_folder) if course_folder else None
+    chosen = chapters_in(chapters) if chapters else list(built.chapters if built else ())
     submissions = collect(folder)
     known = {each.student for each in submissions}
     for student in again or ():
@@ -114,7 +124,8 @@ def grade(
     limits = Limits(seconds, int(memory * 1e9))
     print(f"{len(submissions)} submissions; each answer: {isolation()}.", file=sys.stderr)
     grading = grade_all(
-        submissions, chosen, target / "results", limits, jobs or os.cpu_count() or 1, again or ()
+        *(submissions, chosen, target / "results", limits, jobs or os.cpu_count() or 1),
+        *(again or (), built.seed if built else None),
     )
     console = Console(stderr=True)
     graded = list(track(grading, "grading", total=len(submissions), console=console))

@@ -20,13 +20,17 @@ import torch
 
 from minigen_course.grading.exercise import Check, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
+from minigen_course.grading.question import MARK as QUESTION
+from minigen_course.grading.question import Question, questions, value_in
 from minigen_course.grading.stub import dotted_name, is_stub, stub
-from minigen_course.handout.answers import HUNT_MARK, MARK
+from minigen_course.grading.varied import own_check, varied_of
+from minigen_course.handout.answers import HUNT_MARK, MARK, cells_of
+from minigen_course.kit.assignment import seen_points
 from minigen_course.kit.box import Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Candidate, Submission, candidates
 from minigen_course.kit.screen import screened
 
-RULES = 1  # of grading: results of other rules are graded again
+RULES = 2  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,17 @@ def grade_all(
     limits: Limits,
     jobs: int,
     again: Sequence[str] = (),
+    seed: int | None = None,
 ) -> Iterator[Graded]:
     """Yield each submission's grades as they become known, first those that `store` has.
 
-    `again` are the students whose stored results are not used.
+    `again` are the students whose stored results are not used. With a course's `seed`, parts are
+    tried with the cases that it draws as well, and questions are graded.
     """
     store.mkdir(parents=True, exist_ok=True)
     left = []
     for each in submissions:
-        known = None if each.student in again else _stored(store, each, chapters, limits)
+        known = None if each.student in again else _stored(store, each, (chapters, limits, seed))
         if known:
             yield known
         else:
@@ -92,19 +98,28 @@ def grade_all(
     if not left:
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(left)), context, _prepare, (tuple(chapters),)) as pool:
-        futures = {pool.submit(grade_one, each, chapters, limits): each for each in left}
+    with ProcessPoolExecutor(
+        min(jobs, len(left)), context, _prepare, (tuple(chapters), seed)
+    ) as pool:
+        futures = {pool.submit(grade_one, each, chapters, limits, seed): each for each in left}
         for future in as_completed(futures):
             graded = future.result()
-            _put(store, futures[future], chapters, limits, graded)
+            _put(store, futures[future], (chapters, limits, seed), graded)
             yield graded
 
 
-def grade_one(submission: Submission, chapters: Sequence[str], limits: Limits) -> Graded:
+def grade_one(
+    submission: Submission, chapters: Sequence[str], limits: Limits, seed: int | None = None
+) -> Graded:
     """Grade one submission in this process, which forks a box for each answer."""
-    grades = [
-        _best(submission, task, limits) for chapter in chapters for task in _tasks_of(chapter)
-    ]
+    grades = []
+    for chapter in chapters:
+        grades += [_best(submission, task, limits) for task in _tasks_of(chapter, seed)]
+        if seed is not None:
+            grades += [
+                _answer(submission, chapter, name, question, seed)
+                for name, question in questions(chapter).items()
+            ]
     return Graded(submission.student, submission.late, submission.problems, tuple(grades))
 
 
@@ -122,14 +137,20 @@ class _Task:
     take: Callable[[ModuleType], Any]
     stub_imports: tuple[str, ...]
     in_order: bool = False
+    kept_points: float = 0  # for the last check, which draws its cases by a course's seed
 
 
-def _tasks_of(chapter: str) -> Iterator[_Task]:
+def _tasks_of(chapter: str, seed: int | None) -> Iterator[_Task]:
     for name, each in exercises(chapter).items():
+        checks, kept = each.checks, 0
+        if seed is not None:
+            checks = (*checks, own_check(each, seed))
+            kept = each.points - seen_points(each.points)
         yield _Task(
-            *(chapter, name, each.points, MARK + each.dotted, each.dotted, name, each.checks),
+            *(chapter, name, each.points, MARK + each.dotted, each.dotted, name, checks),
             partial(_named, name),
             _imports(stub(each.dotted)),
+            kept_points=kept,
         )
     if chapter in HUNTS:
         hunt = hunt_of(chapter)
@@ -202,36 +223,68 @@ def _marks(outcome: Outcome, task: _Task) -> tuple[float, str]:
     """
     if outcome.ended:
         return 0.0, outcome.ended
-    num_passed = len(outcome.passed)
+    num_passed, kept = len(outcome.passed), 0.0
     if task.in_order and outcome.failed:
         num_passed = min(outcome.failed) - 1
-    return round(task.points * num_passed / outcome.num_checks, 1), ""
+    num_checks = outcome.num_checks
+    if task.kept_points:
+        is_passed = num_checks in outcome.passed
+        kept, num_passed, num_checks = (
+            is_passed * task.kept_points,
+            num_passed - is_passed,
+            num_checks - 1,
+        )
+    return round(kept + (task.points - task.kept_points) * num_passed / num_checks, 1), ""
 
 
-def _prepare(chapters: Sequence[str]) -> None:
+def _answer(
+    submission: Submission, chapter: str, name: str, question: Question, seed: int
+) -> Grade:
+    """Return the grade of the answer to a question: the last one in the files."""
+    mark = f"{QUESTION}{chapter}.{name}"
+    found = [
+        cell for file in submission.files for cell in cells_of(file) if mark in cell.splitlines()
+    ]
+    made = partial(Grade, chapter, name, question.points)
+    if not found:
+        return made(0.0, 1, 0, (), "no answer")
+    try:
+        is_right, said = question.judge(seed, name, value_in(found[-1], name))
+    except ValueError as error:
+        return made(0.0, 1, 0, (), str(error), (), found[-1])
+    if is_right:
+        return made(float(question.points), 1, 1, (), "", (), found[-1])
+    return made(0.0, 1, 0, (said,), "", (), found[-1])
+
+
+def _prepare(chapters: Sequence[str], seed: int | None = None) -> None:
     """Import in a worker what the boxes need, before any of them is forked."""
     torch.set_num_threads(1)
     os.environ["NUMBA_NUM_THREADS"] = "1"
     for chapter in chapters:
-        list(_tasks_of(chapter))
+        list(_tasks_of(chapter, seed))
+        varied_of(chapter)
 
 
-def _key(submission: Submission, chapters: Sequence[str], limits: Limits) -> str:
-    """Return a name for what a result depends on: the files' bytes, the chapters, the limits."""
-    found = hashlib.sha256(json.dumps([RULES, list(chapters), asdict(limits)]).encode())
+Settings = tuple[Sequence[str], Limits, int | None]  # chapters, limits, a course's seed
+
+
+def _key(submission: Submission, settings: Settings) -> str:
+    """Return a name for what a result depends on: the files' bytes, and the settings."""
+    chapters, limits, seed = settings
+    known = [RULES, list(chapters), asdict(limits), seed]
+    found = hashlib.sha256(json.dumps(known).encode())
     for path in submission.files:
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 
-def _stored(
-    store: Path, submission: Submission, chapters: Sequence[str], limits: Limits
-) -> Graded | None:
+def _stored(store: Path, submission: Submission, settings: Settings) -> Graded | None:
     path = _path(store, submission.student)
     if not path.exists():
         return None
     values = json.loads(path.read_text(encoding="utf-8"))
-    if values.pop("key") != _key(submission, chapters, limits):
+    if values.pop("key") != _key(submission, settings):
         return None
     grades = tuple(
         Grade(**each | {"failed": tuple(each["failed"]), "notes": tuple(each["notes"])})
@@ -240,10 +293,8 @@ def _stored(
     return Graded(submission.student, submission.late, submission.problems, grades)
 
 
-def _put(
-    store: Path, submission: Submission, chapters: Sequence[str], limits: Limits, graded: Graded
-) -> None:
-    values = {"key": _key(submission, chapters, limits)} | asdict(graded)
+def _put(store: Path, submission: Submission, settings: Settings, graded: Graded) -> None:
+    values = {"key": _key(submission, settings)} | asdict(graded)
     path = _path(store, submission.student)
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
