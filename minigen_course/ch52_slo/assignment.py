@@ -376,7 +376,12 @@ def _histograms(random: Random) -> dict[str, Any]:
     while True:
         quick = [random.randint(*span) for span in ((300, 500), (200, 400), (20, 60), (5, 20))]
         slow = [random.randint(*span) for span in ((20, 60), (50, 150), (60, 120), (40, 120))]
-        drawn = {"first": [*quick, random.randint(1, 5), 0], "second": [*slow, 30, 0]}
+        share = random.choice((0.3, 1, 3))  # of its requests, so that p95 is not in one bucket
+        late = [*slow, random.randint(20, 40), 0]
+        drawn = {
+            "first": [*quick, random.randint(1, 5), 0],
+            "second": [round(share * each) for each in late],
+        }
         right = _p95_of_both(**drawn) / 1e3
         alone = [estimate_percentile((), _buckets(each), 95) for each in drawn.values()]
         assert alone[0] is not None
@@ -477,17 +482,17 @@ QUESTIONS = {
     ),
     "most_requests": Question(
         "estimate",
-        "A server has {slots} batch slots, and enough blocks. A step takes {step_ms} ms, and each "
-        "step gives every running request one token. Prompts have {prompt} tokens and answers "
-        "{output} tokens on average; the time of prefill is short, so a request runs for about as "
-        "many steps as its answer has tokens. The arithmetic can compute {tokens:,} tokens per "
-        "second, of prompts and answers together. How many requests per second can the server "
-        "answer at most, in the long run?",
+        "A server has {slots} batch slots, and enough blocks. Prompts have {prompt} tokens and "
+        "answers {output} tokens on average. A step gives every running request one token and "
+        "takes {step_ms} ms; leave out prefill, so that a request runs for as many steps as its "
+        "answer has tokens. The arithmetic can compute {tokens:,} tokens per second, of prompts "
+        "and answers together. How many requests per second can the server answer at most, in the "
+        "long run?",
         "slots, time of a step, tokens, arithmetic",
         _limits,
         _most_rate,
         "The slots allow {slots} / ({output} x {step_ms} ms) per second (Little's law), the "
-        "arithmetic {tokens} / ({prompt} + {output}); the smaller one counts.",
+        "arithmetic {tokens:,} / ({prompt} + {output}); the smaller one counts.",
         within=1.03,
     ),
     "slow_visits": Question(
