@@ -285,7 +285,7 @@ WRITTEN = {
             "some weights, such as the head, keep more bits": 2,
             "a constant part of the step, or a kernel that does not reach the bandwidth": 2,
             "time against bytes for several forms, and the measured bandwidth": 2,
-            "slope and constant of the line are told apart": 2,
+            "slope and constant of the line are kept apart": 2,
         },
         minutes=12,
     ),
