@@ -1,6 +1,7 @@
 """Building a course: what learners get, what graders get, and the graders' own commands on it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def run(*arguments: object) -> Any:
 
 def in_process(module: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.run(words, cwd=cwd, capture_output=True, encoding="utf-8")
+    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = os.environ | {"PATH": own}  # these commands start others by their names
+    return subprocess.run(words, cwd=cwd, capture_output=True, encoding="utf-8", env=env)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -205,14 +206,19 @@ _WRITERS = {"nbgrader": _for_nbgrader, "otter": _for_otter, "github-classroom": 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what a library logs and prints to itself, and this process's folder as it was."""
-    here = Path.cwd()
+    """Keep what a library logs and prints to itself, and this process's folder as it was.
+
+    nbgrader starts `alembic` by its name, so this Python's own commands come first in PATH.
+    """
+    here, path = Path.cwd(), os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
+        os.environ["PATH"] = path
         logging.disable(before)
         os.chdir(here)
 
