@@ -11,9 +11,8 @@ import pytest
 from tools import layout
 from tools.chapters import ROOT, Chapter, read_chapters
 
-MOST_SIBLINGS, MOST_AT_THE_TOP, MOST_IN_A_CHAPTER = 14, 12, 6
+MOST_SIBLINGS, MOST_AT_THE_TOP, MOST_IN_A_CHAPTER = 14, 12, 5
 MOST_LINES, MOST_SHORT = 500, 12
-MOST_ASKED = 600  # lines of a chapter's assignment, which is mostly text
 SAME_JOB = {  # names that two packages may share: one file per backend, API or format owner
     *("runner", "attention", "sampling", "elementwise"),  # kernels.cpu and kernels.triton
     *("schema", "routes", "responses", "errors", "gguf"),
@@ -35,13 +34,9 @@ def test_no_folder_holds_more_modules_than_a_reader_can_survey() -> None:
     assert {folder: n for folder, n in chapters.items() if n > MOST_IN_A_CHAPTER} == {}
 
 
-def most_lines(name: str) -> int:
-    return MOST_ASKED if name.endswith(".assignment") else MOST_LINES
-
-
 def test_modules_are_neither_giants_nor_fragments() -> None:
     sizes = {name: layout.num_lines(path) for name, path in layout.modules().items()}
-    assert {name: n for name, n in sizes.items() if n > most_lines(name)} == {}
+    assert {name: n for name, n in sizes.items() if n > MOST_LINES} == {}
     short = sorted(name for name, n in sizes.items() if n < layout.SHORT)
     assert len(short) <= MOST_SHORT, short
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from minigen_course.grading.varied import _assignment
+from minigen_course.grading.varied import assigned
 
 MARK = "# question: "
 UNANSWERED = "has no answer yet: write a number or a word instead of None."
@@ -122,13 +122,13 @@ def is_near(given: float, right: float, within: float) -> bool:
 
 def questions(chapter: str) -> Mapping[str, Question]:
     """Return a chapter's questions by name."""
-    found: Mapping[str, Question] = _assignment(chapter).QUESTIONS
+    found: Mapping[str, Question] = assigned(chapter, "questions").QUESTIONS
     return found
 
 
 def written(chapter: str) -> Mapping[str, Written]:
     """Return a chapter's questions in words, by name."""
-    found: Mapping[str, Written] = _assignment(chapter).WRITTEN
+    found: Mapping[str, Written] = assigned(chapter, "questions").WRITTEN
     return found
 
 

@@ -54,13 +54,14 @@ class Varied:
 
 def varied_of(chapter: str) -> Mapping[str, Varied]:
     """Return what varies in each exercise of a chapter, by the exercise's name."""
-    found: Mapping[str, Varied] = _assignment(chapter).VARIED
+    found: Mapping[str, Varied] = assigned(chapter, "cases").VARIED
     return found
 
 
-def _assignment(chapter: str) -> Any:
+def assigned(chapter: str, name: str) -> Any:
+    """Return a module of what may be assigned of a chapter: `cases` or `questions`."""
     (folder,) = (each for each in FOLDERS if each.name[2:4] == chapter)
-    return importlib.import_module(f"minigen_course.{folder.name}.assignment")
+    return importlib.import_module(f"minigen_course.{folder.name}.assignment.{name}")
 
 
 def own_check(exercise: Exercise, seed: int) -> Check:
