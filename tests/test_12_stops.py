@@ -1,12 +1,9 @@
 """Stop strings end an answer at the same place, however its text is divided into pieces."""
 
-import doctest
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minigen.tokenizer import stop_strings as module
 from minigen.tokenizer.stop_strings import StopWatcher
 
 # Two letters, so that stop strings occur, overlap, and restart within themselves.
@@ -119,9 +116,3 @@ def test_without_stop_strings_everything_goes_through() -> None:
     watcher = StopWatcher([])
     assert (watcher.push("any"), watcher.push(""), watcher.finish()) == ("any", "", "")
     assert not watcher.stopped
-
-
-def test_the_example_in_the_documentation_holds() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -1,8 +1,5 @@
 """The results of a load: percentiles as in numpy and scipy, goodput as counted by hand."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,10 +146,3 @@ def test_a_figure_of_failures_alone_is_drawn_too() -> None:
     made = load_figure([failed(0, 1)])
     assert made.axes[0].get_title(loc="left") == "Time to first token, 0 values"
     made.draw_without_rendering()
-
-
-@pytest.mark.parametrize("module", ["workload", "report"])
-def test_the_examples_in_the_docstrings_hold(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"minigen.bench.{module}"))
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -1,5 +1,6 @@
 """The documents agree with the code, with the measurements and with each other."""
 
+import doctest
 import inspect
 import json
 import os
@@ -403,3 +404,12 @@ def test_words_are_spelled_right() -> None:
     command = [sys.executable, "-m", "codespell_lib", *places, *map(str, DOCUMENTS[:3])]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, path in layout.modules().items() if ">>> " in path.read_text("utf-8")]
+)
+def test_the_examples_in_docstrings_hold(name: str) -> None:
+    result = doctest.testmod(import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -26,8 +26,8 @@ from minigen.sequence import Logprob
 def repeated_runs(text: str, words: int = 4) -> float:
     """Return the share of a text's runs of `words` words that occurred before in the text.
 
-    >>> repeated_runs("to be or not to be or not to be")
-    0.5714285714285714
+    >>> repeated_runs("go on go on go on", words=2)  # 3 of 5
+    0.6
     """
     all_words = text.split()
     runs = [tuple(all_words[i : i + words]) for i in range(len(all_words) - words + 1)]

@@ -49,8 +49,8 @@ def gains(
 def gain(seconds: Mapping[int, float], few: int, many: int) -> float:
     """Return the gain in tokens per second from `few` to `many` sequences; 1.0 is twice as many.
 
-    >>> gain({1: 4.0, 2: 5.0}, 1, 2)
-    0.6
+    >>> gain({1: 4.0, 2: 6.4}, 1, 2)
+    0.25
     """
     return many / seconds[many] / (few / seconds[few]) - 1
 

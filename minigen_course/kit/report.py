@@ -14,10 +14,11 @@ from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.grading.stub import source_of, stub
 from minigen_course.handout.course_files import REPOSITORY, headings
 from minigen_course.kit.grade import Grade, Graded
-from minigen_course.kit.similar import Pair, alike
+from minigen_course.kit.similar import Pair, alike, groups
 
 MARKS, SUMMARY, FEEDBACK = "marks.csv", "summary.md", "feedback"
 BIN = 10  # percent: the width of a step of the distribution
+MOST_NAMED = 8  # students of a group of like answers
 STYLE = """\
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto;
   padding: 0 1rem; color: #1b1b1b; background: #fff }
@@ -154,7 +155,7 @@ def summary(graded: Sequence[Graded]) -> str:
         "",
         "## Answers that are alike",
         "",
-        *_pairs(similar(graded)),
+        *_groups(similar(graded)),
         "",
         "## To read",
         "",
@@ -204,14 +205,23 @@ def similar(graded: Sequence[Graded]) -> list[Pair]:
     return found
 
 
-def _pairs(pairs: Sequence[Pair]) -> list[str]:
+def _groups(pairs: Sequence[Pair]) -> list[str]:
+    """Return a row per group of students with like answers; the smallest, which say most, first."""
     if not pairs:
         return ["None."]
-    rows = [
-        f"| {each.exercise} | {each.one} | {each.other} | {100 * each.share:.0f} % |"
-        for each in pairs
-    ]
-    return ["| exercise | student | student | alike |", "|---|---|---|--:|", *rows]
+    rows = []
+    for exercise in dict.fromkeys(each.exercise for each in pairs):
+        own = [each for each in pairs if each.exercise == exercise]
+        for group in groups(own):
+            least = min(each.share for each in own if each.one in group)
+            names = sorted(group)
+            shown = ", ".join(names[:MOST_NAMED])
+            if len(names) > MOST_NAMED:
+                shown += f" and {len(names) - MOST_NAMED} more"
+            row = f"| {exercise} | {len(names)} | {shown} | {100 * least:.0f} % |"
+            rows.append((len(names), row))
+    head = ["| exercise | students | who | alike, at least |", "|---|--:|---|--:|"]
+    return head + [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
 def _to_read(graded: Sequence[Graded]) -> list[str]:

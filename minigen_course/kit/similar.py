@@ -43,10 +43,27 @@ def alike(exercise: str, sources: Mapping[str, str], known: Sequence[str] = ()) 
     )
 
 
+def groups(pairs: Sequence[Pair]) -> list[set[str]]:
+    """Return the students of these pairs in groups: each is alike with some other of its group.
+
+    >>> pairs = [Pair("x", *names, share=1.0) for names in ("ab", "cd", "eb")]
+    >>> [sorted(each) for each in groups(pairs)]
+    [['a', 'b', 'e'], ['c', 'd']]
+    """
+    found: list[set[str]] = []
+    for each in pairs:
+        joined = {each.one, each.other}.union(
+            *(its for its in found if its & {each.one, each.other})
+        )
+        found = [its for its in found if not its & joined]
+        found.append(joined)
+    return sorted(found, key=min)
+
+
 def pieces(source: str) -> frozenset[tuple[str, ...]]:
     """Return all windows of syntax nodes of a source's definitions, without names; none if short.
 
-    >>> one = "def f(x):\\n    y = x + 1\\n    return y * 2\\n" * 3
+    >>> one = "def f(x):\\n    y = x + 1\\n    return y * 2\\n" * 4
     >>> pieces(one) == pieces(one.replace("y", "result").replace("x", "item")) != frozenset()
     True
     """
