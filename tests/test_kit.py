@@ -3,12 +3,10 @@
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,13 +16,14 @@ from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.workspace import exercise_files
-from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
+from minigen_course.kit.box import Limits, isolation
 from minigen_course.kit.cli import chapters_in, course
 from minigen_course.kit.collect import Submission, candidates, collect
 from minigen_course.kit.grade import Graded, _prepare, grade_all, grade_one
 from minigen_course.kit.report import MARKS, SUMMARY, feedback, safe_name, summary
 from minigen_course.kit.screen import screened
 from minigen_course.kit.similar import alike
+from tests.known_answers import DATA, PAGE, grade_chapter, is_as_known, table, tried
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
 
@@ -343,33 +342,6 @@ def test_chapters_are_ranges_and_lists() -> None:
     assert chapters_in("11-13, 52,12") == ["11", "12", "13", "52"]
 
 
-def boxed(chapter: str, name: str, kind: str, key: Any) -> Outcome:
-    """Judge one of the known answers in a box."""
-    module = CHAPTERS[chapter].split(".")[1]
-    answers = import_module(f"tests.answers.{module}").ANSWERS[name]
-    exercise = exercises(chapter)[name]
-    part = {
-        "reference": lambda: exercise.solution,
-        "right": lambda: answers.right[key],
-        "wrong": lambda: answers.wrong[key],
-    }[kind]()
-
-    def take(_: ModuleType) -> Any:
-        return part
-
-    return judge_in_box([], take, exercise.checks, exercise.dotted, Limits(60.0))
-
-
-def known_answers(chapter: str) -> Iterator[tuple[str, str, Any]]:
-    module = import_module(f"tests.answers.{CHAPTERS[chapter].split('.')[1]}")
-    for name, answers in module.ANSWERS.items():
-        yield name, "reference", None
-        for number in range(len(answers.right)):
-            yield name, "right", number
-        for wrong in answers.wrong:
-            yield name, "wrong", wrong
-
-
 LONG = pytest.mark.long
 
 
@@ -377,13 +349,14 @@ LONG = pytest.mark.long
     "chapter",
     [each if each in ("16", "21", "22") else pytest.param(each, marks=LONG) for each in CHAPTERS],
 )
-def test_known_answers_are_graded_right(chapter: str) -> None:
-    """The package's own and other right answers have full marks, and every wrong one loses some."""
-    tried = list(known_answers(chapter))
-    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, ((chapter,),)) as pool:
-        found = list(pool.map(boxed, *zip(*[(chapter, *each) for each in tried], strict=True)))
-    for (name, kind, key), outcome in zip(tried, found, strict=True):
-        all_passed = len(outcome.passed) == outcome.num_checks and not outcome.ended
-        assert all_passed == (kind != "wrong"), (name, kind, key, outcome)
-    wrong = sum(kind == "wrong" for _, kind, _ in tried)
-    print(f"chapter {chapter}: {wrong} wrong answers lose marks, {len(tried) - wrong} right do not")
+def test_known_answers_are_graded_as_they_deserve(chapter: str) -> None:
+    """Right answers have full marks, stubs none, and every wrong answer loses some."""
+    found = list(grade_chapter(chapter, jobs=2))
+    wrongly = [known for known, outcome in found if not is_as_known(known, outcome)]
+    assert wrongly == []
+
+
+def test_the_page_counts_every_known_answer_and_all_are_graded_as_they_deserve() -> None:
+    rows = json.loads(DATA.read_text(encoding="utf-8"))
+    assert rows == {chapter: tried(chapter) for chapter in CHAPTERS}
+    assert table(rows) in PAGE.read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ and one submission can be graded again alone.
 """
 
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -261,6 +262,7 @@ def _prepare(chapters: Sequence[str], seed: int | None = None) -> None:
     """Import in a worker what the boxes need, before any of them is forked."""
     torch.set_num_threads(1)
     os.environ["NUMBA_NUM_THREADS"] = "1"
+    importlib.import_module("torch._dynamo")  # it replaces names of torch when it is imported
     for chapter in chapters:
         list(_tasks_of(chapter, seed))
         varied_of(chapter)
