@@ -149,7 +149,8 @@ print(f"steps until all are answered: ⟨{len(reserved_states):,}⟩")
 #
 # Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The memory
 # of all blocks is the **pool**. Here it has 10 blocks, 1 to 10, and block 0, which no sequence owns: it
-# fills up tables and batches that are too short, as you will see below.) That list is the block table.
+# fills up tables that are too short, as you will see below, and on a GPU also batches.) That list is the
+# block table.
 # Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so on.
 
 # %%
@@ -310,9 +311,12 @@ print("token by token the same, in blocks and in one piece")
 #
 # Now the same 16 questions, with blocks as they are needed. The picture below is drawn while the engine
 # runs, from the events that it emits. When the run has ended, it shows the step in which the memory was
-# fullest. (The answers are the same as before, since in the compiled step a request's numbers do not
-# depend on its batch (chapter 16). In torch they do, in their last digits, and now and then a draw
-# falls on the neighbouring token.)
+# fullest.
+#
+# Are the answers the same as before? In the compiled step they are, because there a request's numbers
+# do not depend on its batch (chapter 16). In torch they do, in their last digits. Sooner or later a draw
+# then falls on the neighbouring token, and the rest of that answer differs. The cell prints which of the
+# two ran here.
 
 
 # %%
@@ -334,6 +338,7 @@ with (
 ):
     paged_answers = paged.generate(asked, params, progress=False)
 same = sum(one.text == other.text for one, other in zip(paged_answers, answers, strict=True))
+print(f"ran: ⟨{paged.describe()['runner']}⟩")
 print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 
 # %% [markdown]
@@ -504,7 +509,7 @@ with using(22, slots_of=my_slots):
     print(exact.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# Then the pool itself. Like the package's, it must hold block 0, where padding is written, have the
+# Then the pool itself. Like the package's, it must hold block 0, which padded tables name, have the
 # attribute `block_size`, and begin with zeros (question 3 below says why).
 
 # %%
@@ -701,9 +706,9 @@ measured("requests at once, in blocks", together_paged)
 measured("ratio", together_paged / together_reserved)
 of_paged = crowded(states["blocks as they are needed"])
 num_free = mean(NUM_BLOCKS - len(one.fills(BLOCK_SIZE)) for one in of_paged)
-again = paged_work.tokens_recomputed / paged_work.tokens_computed
+again = paged_work.tokens_recomputed / (paged_work.tokens_prefilled + paged_work.tokens_decoded)
 measured("free blocks while requests wait, in blocks", 100 * num_free / NUM_BLOCKS, "%")
-measured("tokens computed again after a preemption", 100 * again, "%")
+measured("computed again after a preemption, of all prompts' and answers' tokens", 100 * again, "%")
 print(f"steps, the longest reserved: ⟨{len(reserved_states):,}⟩", end=", ")
 print(f"in blocks: ⟨{len(states['blocks as they are needed']):,}⟩")
 
@@ -736,7 +741,7 @@ verdicts(
         within(together_paged / together_reserved, 4.3, 4.4),
         "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
         "the 256 that an answer may have; and with preemptions, more at once is not as much faster: "
-        f"{mark(100 * again, '%')} of the tokens were computed again",
+        f"{mark(100 * again, '%')} of the prompts' and answers' tokens were computed again",
         PAPER,
         measured=True,
     ),
@@ -769,7 +774,7 @@ verdicts(
 #   may lie in any order; only the slots that hold no visible token must be masked.
 # - With blocks as they are needed, far more of the memory holds tokens, and more requests run at once.
 # - Answers to one prompt share its full blocks. A block that is not full is copied before it is
-#   written.
+#   written as long as others own it too.
 # - Paging saves capacity, not bandwidth: attention reads as many keys and values as from one piece.
 # - In plain torch, reading through a table costs a copy. A kernel that reads blocks in place needs
 #   none.
