@@ -156,7 +156,7 @@ def test_an_outlier_costs_its_neighbours_only_where_they_share_its_scale() -> No
     numbers[3] = 1000
     (axes,) = steps_of_scales(numbers).axes
     assert axes.get_title(loc="left") == (
-        "Become 0: 63 with one scale, 31 with a scale for each 32"
+        "Become 0: 63 with one scale for this token, 31 with a scale for each 32"
     )
     rows = torch.from_numpy(np.stack([numbers, np.ones(64, np.float32)]))
     zeros = {share: int((rounded(share)(rows) == 0).sum()) for share in ("text", "token", 32)}

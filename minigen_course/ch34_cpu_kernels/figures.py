@@ -188,7 +188,7 @@ def steps_of_scales(numbers: np.ndarray, size: int = 32) -> Figure:
     axes.plot(places, np.maximum(magnitudes, 1e-9), ".", color=QUIET, markersize=3)
     lost = {}
     for name, halves, colour in (
-        ("one scale", of_all, ORANGE),
+        ("one scale for this token", of_all, ORANGE),
         (f"a scale for each {size}", of_groups, BLUE),
     ):
         lost[name] = int((magnitudes < halves).sum())
@@ -217,7 +217,7 @@ def forms(
     made, axes = figure(9, 3.8)
     ends = np.array([0.0, 1.08 * max(num_bytes.values())])
     for heights, colour, label in (
-        (ends / bandwidth, QUIET, "at the speed of the first cell"),
+        (ends / bandwidth, QUIET, "at B, the middle of the rounds"),
         (ends / rate + constant, BLUE, "the fitted line"),
     ):
         axes.plot(ends / 1e6, 1e3 * heights, color=colour, linewidth=1.5, label=label)
