@@ -90,7 +90,7 @@ class Slo:
         return cls(found[1], float(found[2]) / (1000 if found[3] == "ms" else 1))
 
     def is_met(self, outcome: Outcome) -> bool:
-        """Return whether a request met the objective; for "itl", whether 95 % of its gaps did.
+        """Return whether a request met the objective; for "itl", whether the p95 of its gaps did.
 
         A request that lacks the latency (a single token has no TPOT) meets the objective. A failed
         request does not.
