@@ -117,7 +117,8 @@ chapter_map("scheduler")
 #
 # Twelve people ask at the same moment, and a step has room for four sequences: four **batch slots**
 # (`max_num_seqs`). The simplest way is **static batching**: the first four start together, and when the
-# last of them is done, the next four start. Some want a long answer, some a short one. Predict which
+# last of them is done, the next four start. In order of arrival the answers have 90, 8, 14, 22, 76, 9,
+# 30, 12, 64, 18, 10 and 24 tokens, and each step gives every running sequence one. Predict which
 # percentage of the slots stays empty.
 #
 # Every comparison in this chapter runs under a clock of its own, which charges for a step what
@@ -686,7 +687,9 @@ for block_size in (16, 64, 256):
 # ## Who may overtake?
 #
 # All schedulers above serve in the order of arrival. It is tempting to let short prompts go first,
-# because then the mean wait falls. Look at the longest wait, too:
+# because a step with a long prompt makes all others wait. (Shortest first would help more if answers could
+# be sorted, since they take most of a request's time. But an answer's length is not known before it ends.)
+# Look at the longest wait, too:
 
 
 # %%
@@ -708,14 +711,15 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
 
 # %% [markdown]
 # In order, another request waits longest. With the shortest first, the longest wait is more than
-# twice as long, and the long prompt has it: as long as shorter ones keep coming, it never runs. It
-# **starves**. minigen's engine goes by a number that the caller gives (`priority`, lower first), and
-# by arrival among equals.
+# twice as long, and the long prompt has it: as long as a shorter one is always waiting, it never runs. It
+# **starves**. That is so while more come than the machine can serve. Here 21 per second come, and three
+# slots serve about 15. Below that load the long prompt only waits longer. minigen's engine goes by a
+# number that the caller gives (`priority`, lower first), and by arrival among equals.
 #
 # ## Drag it: all knobs on the same arrivals
 #
 # Choose the policy, the batch slots, the token budget and the number of blocks. Find the setting with
-# the fewest steps. Then find one that has nearly as few with half of the blocks.
+# the fewest steps. How many more steps does half of its blocks cost?
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -1078,7 +1082,8 @@ verdicts(
 # - Reserving for the longest answer wastes memory. Reserving for now needs preemption: the last to arrive
 #   gives its blocks back and is computed again, except for what a prefix cache still holds. With small
 #   blocks, that is faster than many small copies to the host and back.
-# - Serving the shortest first lowers the mean wait and lets long requests starve.
+# - Serving the shortest first lowers the mean wait. While more come than the machine can serve, long
+#   requests starve.
 #
 # **Check yourself** (click to see the answer).
 #

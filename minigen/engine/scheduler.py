@@ -21,7 +21,7 @@ class ContinuousScheduler:
     order of rank, if there are blocks for their tokens so far (not for the longest answer). When
     blocks run out, the running sequence of the last rank is preempted: it frees its blocks and
     waits again at its old rank, to be recomputed. So the sequence of the first rank always makes
-    progress, and none starves. O(batch) per step, however many wait.
+    progress, and with equal priorities none starves. O(batch) per step, however many wait.
     """
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
