@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.stub import stub
 from minigen_course.handout.course_files import headings
+from minigen_course.kit.assignment import solution_of
 from minigen_course.kit.box import Limits, Outcome, judge_in_box
+from minigen_course.kit.collect import Cell
 from minigen_course.kit.grade import _prepare
 from tests.answers import Answers
 from tools.chapters import ROOT, replaced
@@ -73,6 +75,11 @@ def _answers(chapter: str) -> dict[str, Answers]:
 def graded(known: Known) -> Outcome:
     """Judge one of the known answers in a box."""
     exercise = exercises(known.chapter)[known.name]
+    if known.key == "the package's":
+        cells = [Cell(solution_of(exercise.dotted), True)]
+        return judge_in_box(
+            cells, lambda it: vars(it)[known.name], exercise.checks, exercise.dotted, LIMITS
+        )
     part = _part(known)
     return judge_in_box([], lambda _: part, exercise.checks, exercise.dotted, LIMITS)
 
@@ -84,9 +91,7 @@ def _part(known: Known) -> Any:
         exec(stub(exercise.dotted), vars(module))
         return vars(module)[exercise.name]
     answers = _answers(known.chapter)[known.name]
-    if known.kind == "wrong":
-        return answers.wrong[known.key]
-    return exercise.solution if known.key == "the package's" else answers.right[known.key]
+    return answers.wrong[known.key] if known.kind == "wrong" else answers.right[known.key]
 
 
 def is_as_known(known: Known, outcome: Outcome) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.workspace import exercise_files
-from minigen_course.kit.box import Limits, isolation
+from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
 from minigen_course.kit.cli import chapters_in, course
-from minigen_course.kit.collect import Submission, candidates, collect
+from minigen_course.kit.collect import Cell, Submission, candidates, collect
 from minigen_course.kit.grade import Graded, _prepare, grade_all, grade_one
 from minigen_course.kit.report import MARKS, SUMMARY, feedback, safe_name, summary
 from minigen_course.kit.screen import screened
@@ -185,6 +186,33 @@ def test_names_of_canvas_and_moodle_are_understood(tmp_path: Path) -> None:
     assert found["Grace Hopper"].files == ()
     assert "slots_of.py is a link" in found["Grace Hopper"].problems[0]
     assert "work.zip is neither a notebook" in found["Grace Hopper"].problems[1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import minigen.kv_cache.paged as m\nKVPool = vars(m)['KVPool']",
+        "import minigen.kv_cache.paged as m\nclass KVPool(vars(m)['KVPool']): pass",
+        "import minigen.kv_cache.paged as m\nclass First(vars(m)['KVPool']): pass\n"
+        "class KVPool(First): pass",
+        "import functools, minigen.kv_cache.paged as m\n"
+        "KVPool = functools.partial(vars(m)['KVPool'])",
+    ],
+    ids=["itself", "a class of it", "a class of a class", "wrapped"],
+)
+def test_the_packages_own_class_in_another_form_has_no_marks(source: str) -> None:
+    outcome = in_a_worker(boxed_pool, source)
+    assert outcome.passed == ()
+    assert outcome.ended == "uses the package's own part"
+
+
+def boxed_pool(source: str) -> Outcome:
+    exercise = exercises("22")["KVPool"]
+    return judge_in_box([Cell(source, True)], pool_of, exercise.checks, exercise.dotted, LIMITS)
+
+
+def pool_of(module: ModuleType) -> Any:
+    return vars(module)["KVPool"]
 
 
 def test_a_folder_without_submissions_is_refused(tmp_path: Path) -> None:

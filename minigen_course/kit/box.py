@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from minigen_course.grading.exercise import Check, Wrong
+from minigen_course.grading.hunt import Caught
 from minigen_course.grading.stub import STILL_EMPTY, find_object, is_stub
 from minigen_course.handout.answers import defined_by
 from minigen_course.kit.collect import Cell
@@ -166,7 +167,9 @@ def _box(
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         _enter(home, limits)
+        own = find_object(dotted)
         _close(dotted)
+        take = partial(_taken, take, (own, find_object(dotted)))
         _judge(pipe, word, cells, take, checks, Path(home))
         status = 0
     finally:
@@ -213,6 +216,18 @@ def _closed(own: Callable[..., Any]) -> Callable[..., Any]:
 
     del call.__wrapped__
     return call
+
+
+def _taken(take: Callable[[ModuleType], Any], own: Sequence[Any], module: ModuleType) -> Any:
+    """Return an answer's part. Raises `Barred` for the package's own, also as a base or wrapped."""
+    part = take(module)
+    for each in part if isinstance(part, Caught) else [part]:
+        while hasattr(each, "__wrapped__") or isinstance(each, partial):
+            each = each.func if isinstance(each, partial) else each.__wrapped__
+        bases = each.__mro__ if isinstance(each, type) else [each, getattr(each, "__func__", None)]
+        if any(base is its for base in bases for its in own):
+            raise Barred("uses the package's own part")
+    return part
 
 
 def _judge(
