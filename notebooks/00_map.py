@@ -987,26 +987,26 @@ verdicts(
 #
 # | part | chapter | about | problem | to read | exercises |
 # |---|---|---|---|--:|--:|
-# | 0 the map | [00 map](00_map.ipynb) | The finished engine, and the memory that a model needs | all five | 60 min | 30 min |
-# | 1 one request | [11 weights](11_weights.ipynb) | Weights on disk: safetensors and GGUF, byte by byte | loading | 70 min | 75 min |
-# |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 60 min | 150 min |
-# |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 60 min | 70 min |
-# |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
-# |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 60 min | 100 min |
-# |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 60 min | 65 min |
-# |  | [17 dense cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | 105 min |
-# | 2 many requests | [21 blocks](21_blocks.ipynb) | Memory in blocks | memory | 45 min | 50 min |
-# |  | [22 paged](22_paged.ipynb) | Paged attention | memory | 50 min | 75 min |
-# |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | 110 min |
-# |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | 100 min |
-# |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | 45 min |
-# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | 130 min |
-# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 65 min | 110 min |
-# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 55 min | 110 min |
-# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | 75 min |
-# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 60 min | 125 min |
-# | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | 75 min |
-# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | 100 min |
+# | 0 the map | [00 map](00_map.ipynb) | The finished engine, and the memory that a model needs | all five | 60 min | [30 min](../exercises/00_map.ipynb) |
+# | 1 one request | [11 weights](11_weights.ipynb) | Weights on disk: safetensors and GGUF, byte by byte | loading | 70 min | [75 min](../exercises/11_weights.ipynb) |
+# |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 60 min | [150 min](../exercises/12_tokenizer.ipynb) |
+# |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 60 min | [70 min](../exercises/13_layers.ipynb) |
+# |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | [40 min](../exercises/14_attention.ipynb) |
+# |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 60 min | [100 min](../exercises/15_transformer.ipynb) |
+# |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 60 min | [65 min](../exercises/16_sampling.ipynb) |
+# |  | [17 dense cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | [105 min](../exercises/17_dense_cache.ipynb) |
+# | 2 many requests | [21 blocks](21_blocks.ipynb) | Memory in blocks | memory | 45 min | [50 min](../exercises/21_blocks.ipynb) |
+# |  | [22 paged](22_paged.ipynb) | Paged attention | memory | 50 min | [75 min](../exercises/22_paged.ipynb) |
+# |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | [110 min](../exercises/23_prefix.ipynb) |
+# |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | [100 min](../exercises/24_scheduler.ipynb) |
+# |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | [45 min](../exercises/25_engine.ipynb) |
+# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | [130 min](../exercises/31_triton.ipynb) |
+# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 65 min | [110 min](../exercises/32_flash_attention.ipynb) |
+# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 55 min | [110 min](../exercises/33_paged_attention.ipynb) |
+# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | [75 min](../exercises/34_cpu_kernels.ipynb) |
+# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 60 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
+# | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
+# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | [100 min](../exercises/52_slo.ipynb) |
 # | | all 20 | | | 20 h | 29 h |
 #
 # <!-- /chapters -->

@@ -32,7 +32,8 @@ def test_the_table_has_every_chapter_part_and_time() -> None:
     for chapter, row in zip(read_chapters(), rows[:-1], strict=True):
         assert f"({chapter.number}_{chapter.stem}.ipynb)" in row
         assert chapter.title in row
-        assert f"| {chapter.minutes[0]} min | {chapter.minutes[1]} min |" in row
+        reading, doing = chapter.minutes
+        assert f"| {reading} min | [{doing} min](../{chapter.sheet}) |" in row
     assert all(f"| {digit} {name} |" in map_table() for digit, name in read_parts().items())
 
 

@@ -1,4 +1,4 @@
-"""The book: every chapter is a page that needs no server, and the contents link to it."""
+"""The book: every chapter is a page that needs no server, and so are its exercises."""
 
 import ast
 import json
@@ -8,9 +8,10 @@ from typing import Any
 
 import jupytext
 import pytest
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from PIL import Image
 
+from minigen_course.grading.exercise import exercises
 from tools.book.__main__ import write
 from tools.book.formulas import with_mathml
 from tools.book.frames import WANTED, Control, record, wanted
@@ -19,6 +20,9 @@ from tools.book.recorder import MOST_FRAMES
 from tools.chapters import ROOT, read_chapters
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+STEMS = [path.stem for path in NOTEBOOKS]
+SHEETS = sorted((ROOT / "exercises").glob("[0-9]*.ipynb"))
+PAGES = {path.stem: path for path in NOTEBOOKS} | {f"{p.stem}_exercises": p for p in SHEETS}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def parsed(page: Path) -> BeautifulSoup:
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 
-def links(soup: BeautifulSoup) -> list[str]:
+def links(soup: Tag) -> list[str]:
     return [str(link["href"]) for link in soup.find_all("a", href=True)]
 
 
@@ -42,13 +46,14 @@ def num_pictures(notebook: Path) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_the_contents_link_to_every_chapter(pages: Path) -> None:
-    wanted = [f"{path.stem}.html" for path in NOTEBOOKS]
+def test_the_contents_link_to_every_chapter_and_its_exercises(pages: Path) -> None:
+    assert [path.stem for path in SHEETS] == STEMS
+    wanted = [f"{stem}{end}.html" for stem in STEMS for end in ("", "_exercises")]
     assert links(parsed(pages / "index.html")) == wanted
     assert all((pages / name).exists() for name in wanted)
 
 
-@pytest.mark.parametrize("stem", [path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("stem", PAGES)
 def test_a_page_has_its_figures_and_links_to_its_neighbours(pages: Path, stem: str) -> None:
     page = pages / f"{stem}.html"
     soup = parsed(page)
@@ -59,10 +64,31 @@ def test_a_page_has_its_figures_and_links_to_its_neighbours(pages: Path, stem: s
     shown = soup.find_all("img")
     figures = [each for each in shown if str(each.get("src")).startswith("data:image/png;base64,")]
     assert all(str(each["alt"]).endswith(".") for each in figures), "captions are sentences"
-    assert len(figures) == num_pictures(ROOT / "notebooks" / f"{stem}.ipynb")
+    assert len(figures) == num_pictures(PAGES[stem])
 
 
-@pytest.mark.parametrize("stem", ["index", *(path.stem for path in NOTEBOOKS)])
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_chapter_and_its_exercises_link_to_each_other(pages: Path, stem: str) -> None:
+    chapter, sheet = parsed(pages / f"{stem}.html"), parsed(pages / f"{stem}_exercises.html")
+    for soup, other in ((chapter, f"{stem}_exercises.html"), (sheet, f"{stem}.html")):
+        for place in ("nav", "main"):
+            assert soup.select(f'{place} a[href="{other}"]'), f"{place} has no link to {other}"
+    names = [each.name for each in exercises(stem[:2]).values()]
+    titles = [each.get_text().rstrip("¶") for each in sheet.find_all("h2")]
+    assert titles[: len(names)] == names
+    for word in ("colab.research.google.com", "mybinder.org"):
+        (link,) = [each for each in links(sheet) if word in each]
+        assert link.endswith(f"exercises/{stem}.ipynb")
+
+
+def test_the_maps_table_links_to_every_page_of_exercises(pages: Path) -> None:
+    (table,) = [
+        each for each in parsed(pages / "00_map.html").find_all("table") if "to read" in each.text
+    ]
+    assert links(table) == [f"{s}{end}.html" for s in STEMS for end in ("", "_exercises")]
+
+
+@pytest.mark.parametrize("stem", ["index", *PAGES])
 def test_a_page_loads_nothing_from_the_network_and_fits_a_phone(pages: Path, stem: str) -> None:
     soup = parsed(pages / f"{stem}.html")
     loaded = [str(each["src"]) for each in soup.find_all(src=True)]
@@ -71,12 +97,12 @@ def test_a_page_loads_nothing_from_the_network_and_fits_a_phone(pages: Path, ste
     assert soup.find("meta", attrs={"name": "viewport"})
 
 
-@pytest.mark.parametrize("stem", [path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("stem", PAGES)
 def test_every_formula_is_shown_without_a_script(pages: Path, stem: str) -> None:
     soup = parsed(pages / f"{stem}.html")
     markdown = "".join(
         "".join(cell["source"])
-        for cell in json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text("utf-8"))["cells"]
+        for cell in json.loads(PAGES[stem].read_text(encoding="utf-8"))["cells"]
         if cell["cell_type"] == "markdown"
     )
     blocks = markdown.count("$$") // 2

@@ -20,15 +20,16 @@ import minigen
 import minigen_course
 from minigen import protocols
 from tools import gallery, layout, reference, results
-from tools.chapters import BEGIN, END, ROOT, links, read_chapters, table
+from tools.chapters import BEGIN, END, ROOT, Chapter, links, read_chapters, table
 from tools.commit_subject import complaint
 from tools.sequence_diagram import sequence_svg
-from tools.site_pages import FROM_ROOT, for_the_site, linked
+from tools.site_pages import OUTSIDE, for_the_site, linked
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(DOCS.rglob("*.md")),
+    ROOT / "exercises" / "README.md",
 ]
 MOST_README_LINES = 120
 FIRST_SCREEN = 25  # lines
@@ -76,6 +77,17 @@ def test_the_readme_lists_the_chapters_and_the_course_has_their_table() -> None:
     shown = between(text_of("docs/course.md"), BEGIN, END)
     assert shown == table(), "run python -m tools.chapters --write"
     assert len(links().splitlines()) == len(read_chapters())
+
+
+@pytest.mark.parametrize("chapter", read_chapters(), ids=lambda each: each.number)
+def test_the_table_of_chapters_links_to_the_exercises(chapter: Chapter) -> None:
+    (row,) = [
+        line
+        for line in text_of("docs/course.md").splitlines()
+        if f"](../{chapter.notebook})" in line
+    ]
+    assert f"[exercises](../{chapter.sheet})" in row
+    assert (ROOT / chapter.sheet).is_file()
 
 
 def test_the_readme_says_of_other_engines_what_was_measured() -> None:
@@ -207,9 +219,13 @@ def pages_of(nav: list[object] | dict[str, object]) -> list[str]:
 
 def test_the_sites_navigation_has_every_page() -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(pages_of(MKDOCS["nav"])) == sorted(pages | set(FROM_ROOT)), (
-        "see nav in mkdocs.yml"
-    )
+    assert sorted(pages_of(MKDOCS["nav"])) == sorted(pages | set(OUTSIDE)), "see nav in mkdocs.yml"
+
+
+def test_the_exercises_stand_beside_the_course_in_the_navigation() -> None:
+    (learn,) = [each["Learn it"] for each in MKDOCS["nav"] if "Learn it" in each]
+    assert {"Exercises": "exercises.md"} in learn
+    assert OUTSIDE["exercises.md"] == "exercises/README.md"
 
 
 def test_the_site_needs_no_network() -> None:
@@ -235,6 +251,9 @@ def test_links_are_rewritten_for_the_site() -> None:
     place = "https://here/blob/main/notebooks/00_map.ipynb"
     assert linked("docs/gallery/README.md", "gallery/README.md", notebook, "https://here") == place
     assert linked("docs/course.md", "course.md", "../README.md", "x") == "index.md"
+    assert linked("docs/course.md", "course.md", "../exercises/README.md", "x") == "exercises.md"
+    sheet = "x/blob/main/exercises/22_paged.ipynb"
+    assert linked("exercises/README.md", "exercises.md", "22_paged.ipynb", "x") == sheet
     assert linked("docs/course.md", "course.md", "../minigen", "x") == "x/tree/main/minigen"
 
 

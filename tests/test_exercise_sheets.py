@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -19,12 +20,14 @@ from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.answers import HUNT_MARK, MARK
 from minigen_course.handout.course_files import headings
-from minigen_course.handout.sheet import file_name, table_rows
+from minigen_course.handout.sheet import INSTALL, file_name, table_rows
 from minigen_course.handout.starter import cases_of
 from minigen_course.handout.workspace import make_workspace
 from tests.answers.ch16_sampling import ANSWERS
+from tools.chapters import ROOT
 from tools.exercise_sheets import FOLDER, files
 
+NOTEBOOKS = ROOT / "notebooks"
 NEXT = re.compile(f"{MARK}|{HUNT_MARK}")
 
 
@@ -110,6 +113,41 @@ def test_the_readme_lists_every_exercise(wanted: dict[str, str]) -> None:
             assert row in readme
     number = sum(len(exercises(chapter)) for chapter in CHAPTERS) + len(HUNTS)
     assert f"In all: {number} exercises" in readme
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_colab_and_binder_open_the_notebook(chapter: str, wanted: dict[str, str]) -> None:
+    name = headings()[chapter].name
+    colab = f"https://colab.research.google.com/github/minigen/minigen/blob/main/exercises/{name}"
+    binder = f"https://mybinder.org/v2/gh/minigen/minigen/main?labpath=exercises/{name}"
+    first = json.loads(wanted[f"{name}.ipynb"])["cells"][0]["source"]
+    row = f"]({name}.ipynb) | [Colab]({colab}.ipynb) [Binder]({binder}.ipynb) |"
+    assert wanted["README.md"].count(row) == 1
+    for address in (colab, binder):
+        assert first.count(f"]({address}.ipynb)") == 1
+        chapters = (NOTEBOOKS / f"{name}.py").read_text(encoding="utf-8")
+        assert f"]({address}.ipynb)".replace("exercises/", "notebooks/") in chapters
+
+
+def test_an_exercise_notebook_installs_all_that_a_chapter_does() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    packages = extras["optional-dependencies"]
+    address = "@ git+https://github.com/minigen/minigen'"
+    (own,) = re.findall(rf"'minigen\[(\w+)\] {re.escape(address)}", INSTALL)
+    for path in sorted(NOTEBOOKS.glob("[0-9]*.py")):
+        (named,) = re.findall(
+            rf"'minigen\[([\w,]+)\] {re.escape(address)}", path.read_text(encoding="utf-8")
+        )
+        for extra in named.split(","):
+            assert set(packages[extra]) <= set(packages[own]), f"{path.name}: {extra}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_an_exercise_notebook_begins_with_what_colab_needs(chapter: str) -> None:
+    path = FOLDER / f"{headings()[chapter].name}.ipynb"
+    code = [c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    assert code[0] == INSTALL
+    assert code[1].startswith("%load_ext minigen_course")
 
 
 def test_a_workspaces_links_lead_to_its_own_files_or_to_the_repository(tmp_path: Path) -> None:

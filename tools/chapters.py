@@ -52,6 +52,11 @@ class Chapter:
         return f"notebooks/{self.number}_{self.stem}.ipynb"
 
     @property
+    def sheet(self) -> str:
+        """The path of the notebook of its exercises."""
+        return f"exercises/{self.number}_{self.stem}.ipynb"
+
+    @property
     def course(self) -> str:
         """The path of its folder in the course."""
         return f"minigen_course/ch{self.number}_{self.stem}"
@@ -82,7 +87,11 @@ class Chapter:
         return {
             "notebook": [self.notebook],
             "course": [self.course],
-            "exercises": [f"{self.course}/exercises.toml", f"{self.course}/exercises.py"],
+            "exercises": [
+                self.sheet,
+                f"{self.course}/exercises.toml",
+                f"{self.course}/exercises.py",
+            ],
             "tests": self.tests,
             "benchmarks": self.benchmarks,
             "modules": self.paths,
@@ -149,7 +158,8 @@ def table() -> str:
         shown = _modules(chapter) if chapter.built else "" if has_notebook else "to come"
         name = f"{chapter.number} {chapter.stem}"
         more = f" (1 of {len(chapter.tests)})" if len(chapter.tests) > 1 else ""
-        places = [("course", chapter.course), (f"tests{more}", chapter.tests[0])]
+        places = [("exercises", chapter.sheet), ("course", chapter.course)]
+        places += [(f"tests{more}", chapter.tests[0])]
         places += [("benchmark", path) for path in chapter.benchmarks[:1]]
         rows.append(
             f"| {'' if part == before else part} "
@@ -176,7 +186,7 @@ def map_table() -> str:
         reading, doing = chapter.minutes
         rows.append(
             f"| {'' if part == before else part} | {name} | {chapter.title} "
-            f"| {chapter.card['problem']} | {reading} min | {doing} min |"
+            f"| {chapter.card['problem']} | {reading} min | [{doing} min](../{chapter.sheet}) |"
         )
         before = part
     reading, doing = (sum(chapter.minutes[each] for chapter in chapters) for each in (0, 1))

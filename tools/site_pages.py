@@ -1,4 +1,4 @@
-"""The hook of mkdocs.yml: pages from the repository's root, and links that leave docs/.
+"""The hook of mkdocs.yml: pages from outside docs/, and links that leave docs/.
 
 A document in docs/ links to files of the repository by relative paths, so its links work where the
 repository is read. In the site, a link to a file that is no page leads to the repository.
@@ -11,9 +11,10 @@ from typing import Any
 from tools.chapters import ROOT
 from tools.sequence_diagram import sequence_svg
 
-# Pages of the site that are documents at the root of the repository.
-FROM_ROOT = {
+# Pages of the site that are documents outside docs/.
+OUTSIDE = {
     "index.md": "README.md",
+    "exercises.md": "exercises/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
@@ -23,10 +24,10 @@ DIAGRAM = "```mermaid\n"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the documents of the root to the pages of the site."""
+    """Add the documents outside docs/ to the pages of the site."""
     from mkdocs.structure.files import File
 
-    for page, document in FROM_ROOT.items():
+    for page, document in OUTSIDE.items():
         text = (ROOT / document).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
     return files
@@ -43,7 +44,7 @@ def for_the_site(markdown: str, page: str, repository: str) -> str:
     Links are rewritten, except in blocks of code. Nested lists get four spaces a level, which
     Python's Markdown needs, instead of two. Diagrams are drawn.
     """
-    document = FROM_ROOT.get(page, f"docs/{page}")
+    document = OUTSIDE.get(page, f"docs/{page}")
     pieces = CODE.split(markdown)
     for number, piece in enumerate(pieces):
         if number % 2 == 0:
@@ -72,7 +73,7 @@ def linked(document: str, page: str, target: str, repository: str) -> str:
     if "://" in target:
         return target
     path = posixpath.normpath(posixpath.join(posixpath.dirname(document), target))
-    pages = {each: name for name, each in FROM_ROOT.items()}
+    pages = {each: name for name, each in OUTSIDE.items()}
     if path in pages or (path.startswith("docs/") and not path.startswith("docs/grafana")):
         inside = pages.get(path, path.removeprefix("docs/"))
         return posixpath.relpath(inside, posixpath.dirname(page) or ".")

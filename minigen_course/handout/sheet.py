@@ -35,9 +35,9 @@ LISTED = """\
 Every exercise of the course, chapter by chapter. Each is a part of the engine, or a small program
 beside it, whose body you write. There are two ways to work:
 
-- **In a notebook**: open `NN_stem.ipynb`. It has the statement, a stub, the check with its hints,
-  and the lines that run your part in the engine. (The chapters in [notebooks/](../notebooks) have
-  the same exercises at the place where they belong.)
+- **In a notebook**: open `NN_stem.ipynb`, here or on Colab or Binder. It has the statement, a stub,
+  the check with its hints, and the lines that run your part in the engine. (The chapters in
+  [notebooks/](../notebooks) have the same exercises at the place where they belong.)
 - **In your editor**: `NN_stem/` has one Python file for each exercise. `minigen check` judges your
   parts, each in a process of its own, and `pytest` runs each check as one test.
 
@@ -68,7 +68,7 @@ def exercise_notebook(chapter: str) -> dict[str, Any]:
 def head(chapter: str) -> str:
     """Return the head of the notebook: title, badges, the exercises with their levels and times."""
     found = headings()[chapter]
-    path = f"exercises/{found.name}.ipynb"
+    colab, binder = _addresses(found.name)
     rows = "\n".join(
         f"| {name} | {level} | {points} | {minutes} min |"
         for name, level, points, minutes in table_rows(chapter)
@@ -76,10 +76,8 @@ def head(chapter: str) -> str:
     return f"""\
 # Exercises of chapter {chapter}
 
-[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]\
-(https://colab.research.google.com/github/{REPOSITORY.partition("com/")[2]}/blob/main/{path})
-[![Open in Binder](https://mybinder.org/badge_logo.svg)]\
-(https://mybinder.org/v2/gh/{REPOSITORY.partition("com/")[2]}/main?labpath={path})
+[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})
+[![Open in Binder](https://mybinder.org/badge_logo.svg)]({binder})
 
 The chapter: [{found.title}](../notebooks/{found.name}.ipynb). Its exercises take about \
 {found.minutes} minutes in all.
@@ -97,16 +95,19 @@ def listing() -> str:
     """Return exercises/README.md: how to work there, and every exercise."""
     rows, number, minutes = [], 0, 0
     for chapter, heading in headings().items():
+        colab, binder = _addresses(heading.name)
         first = f"[{chapter} {heading.stem.replace('_', ' ')}]({heading.name}.ipynb)"
+        cloud = f"[Colab]({colab}) [Binder]({binder})"
         for name, level, points, its_minutes in table_rows(chapter):
             word = name.rpartition("`")[0].rpartition("`")[2]
             file = f"hunt_{word}.py" if name.startswith("bug hunt") else file_name(word)
             rows.append(
-                f"| {first} | [{name}]({heading.name}/{file}) | {level} | {points} "
+                f"| {first} | {cloud} | [{name}]({heading.name}/{file}) | {level} | {points} "
                 f"| {its_minutes} min |"
             )
-            first, number, minutes = "", number + 1, minutes + its_minutes
-    head = "| chapter | exercise | level | points | time |\n|---|---|---|--:|--:|"
+            first, cloud = "", ""
+            number, minutes = number + 1, minutes + its_minutes
+    head = "| chapter | open in | exercise | level | points | time |\n|---|---|---|---|--:|--:|"
     total = f"In all: {number} exercises, about {minutes / 60:.0f} hours."
     return "\n".join([LISTED, head, *rows, "", total, ""])
 
@@ -118,6 +119,15 @@ def table_rows(chapter: str) -> Iterator[tuple[str, str, int, int]]:
     if chapter in HUNTS:
         hunt = hunt_of(chapter)
         yield f"bug hunt: `{hunt.name}`", "core", hunt.points, hunt.minutes
+
+
+def _addresses(name: str) -> tuple[str, str]:
+    """Return where Colab and Binder open a chapter's exercises."""
+    path, repository = f"exercises/{name}.ipynb", REPOSITORY.partition("com/")[2]
+    return (
+        f"https://colab.research.google.com/github/{repository}/blob/main/{path}",
+        f"https://mybinder.org/v2/gh/{repository}/main?labpath={path}",
+    )
 
 
 def file_name(name: str) -> str:

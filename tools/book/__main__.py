@@ -1,8 +1,8 @@
 """Write all chapters as one static site: `python -m tools.book [FOLDER]` (default: build/book).
 
-The site needs no server, no kernel and no network: open index.html as a file. The explorables of
-explorables.toml have controls, whose pictures are drawn now (some minutes); the others are shown
-as pictures.
+Each chapter has a page, and so have its exercises. The site needs no server, no kernel and no
+network: open index.html as a file. The explorables of explorables.toml have controls, whose
+pictures are drawn now (some minutes); the others are shown as pictures.
 """
 
 import argparse
@@ -11,14 +11,14 @@ from pathlib import Path
 from rich.progress import track
 
 from tools.book.frames import record, wanted
-from tools.book.pages import contents, page
+from tools.book.pages import contents, exercises_name, exercises_page, page
 from tools.chapters import BUILD, ROOT, Chapter, read_chapters
 
 NOTEBOOKS = ROOT / "notebooks"
 
 
 def main() -> None:
-    """Write a page for every chapter that has a notebook, and the table of contents."""
+    """Write a page for every chapter and its exercises, and the table of contents."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,6 +41,8 @@ def write(folder: Path, drawn: bool) -> Path:
         explorables = record(notebook, grids, folder / "frames") if grids else {}
         html = page(chapter, notebook, before, after, explorables)
         (folder / f"{notebook.stem}.html").write_text(html, encoding="utf-8")
+        html = exercises_page(chapter, ROOT / chapter.sheet, after)
+        (folder / exercises_name(chapter)).write_text(html, encoding="utf-8")
     (folder / "index.html").write_text(contents(chapters), encoding="utf-8")
     return folder / "index.html"
 

@@ -1,4 +1,4 @@
-"""One chapter as a page, and the table of contents. Both need no network and fit a phone."""
+"""A chapter, its exercises, and the contents as pages. They need no network and fit a phone."""
 
 import json
 import re
@@ -31,10 +31,43 @@ def page(
     after: Chapter | None,
     explorables: Controls,
 ) -> str:
-    """Return the page of a chapter, with links to its neighbours.
+    """Return the page of a chapter, with links to its neighbours and to its exercises.
 
     A picture whose number is in `explorables` gets its controls; its frames are in frames/NUMBER.
     """
+    bar = [
+        _link(before, "← ") if before else "",
+        '<a href="index.html">contents</a>',
+        f'<a href="{exercises_name(chapter)}">exercises</a>',
+        _link(after, "", " →") if after else "",
+    ]
+    script = f"<script>{_asset('explorable.js')}</script>" if explorables else ""
+    title = f"{chapter.number} {chapter.title}"
+    return _document(title, f"{_bar(bar)}<main>{_body(path, explorables)}</main>{script}")
+
+
+def exercises_page(chapter: Chapter, path: Path, after: Chapter | None) -> str:
+    """Return the page of a chapter's exercises, with links to the chapter and to the next one."""
+    bar = [
+        _link(chapter, "← "),
+        '<a href="index.html">contents</a>',
+        _link(after, "", " →") if after else "",
+    ]
+    body = f"{_bar(bar)}<main>{_body(path, {})}</main>"
+    return _document(f"Exercises of chapter {chapter.number}", body)
+
+
+def exercises_name(chapter: Chapter) -> str:
+    """Return the name of the page of a chapter's exercises."""
+    return f"{_name(chapter)}_exercises.html"
+
+
+def _bar(links: list[str]) -> str:
+    return f"<nav>{' '.join(filter(None, links))}</nav>"
+
+
+def _body(path: Path, explorables: Controls) -> str:
+    """Return the cells of a notebook as HTML."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -48,14 +81,11 @@ def page(
                 data["text/markdown"] = with_mathml(data["text/markdown"])
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             _fold(cell)
+    body: str
     body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
-    body = re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
-    body = body.replace('href="../', f'href="{SOURCE}/')  # documents, such as the glossary
-    links = [_link(before, "← ") if before else "", '<a href="index.html">contents</a>']
-    links.append(_link(after, "", " →") if after else "")
-    bar = f"<nav>{' &nbsp; '.join(filter(None, links))}</nav>"
-    script = f"<script>{_asset('explorable.js')}</script>" if explorables else ""
-    return _document(f"{chapter.number} {chapter.title}", f"{bar}<main>{body}</main>{script}")
+    body = re.sub(r'href="\.\./exercises/(\d\d_\w+)\.ipynb"', r'href="\1_exercises.html"', body)
+    body = re.sub(r'href="(?:\.\./notebooks/)?(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
+    return body.replace('href="../', f'href="{SOURCE}/')  # documents, such as the glossary
 
 
 def _fold(cell: NotebookNode) -> None:
@@ -68,10 +98,13 @@ def _fold(cell: NotebookNode) -> None:
 
 def contents(chapters: list[Chapter]) -> str:
     """Return the table of contents."""
-    parts, rows = read_parts(), []
+    parts = read_parts()
+    rows = ["<tr><th>part</th><th>chapter</th><th>exercises</th></tr>"]
     for chapter in chapters:
         link = f'<a href="{_name(chapter)}.html">{chapter.number} {escape(chapter.title)}</a>'
-        rows.append(f"<tr><td>{escape(parts[chapter.number[0]])}</td><td>{link}</td></tr>")
+        exercises = f'<a href="{exercises_name(chapter)}">{chapter.minutes[1]}&nbsp;min</a>'
+        cells = (escape(parts[chapter.number[0]]), link, exercises)
+        rows.append("".join(["<tr>", *(f"<td>{each}</td>" for each in cells), "</tr>"]))
     return _document(
         "minigen",
         "<main><h1>minigen</h1>"
