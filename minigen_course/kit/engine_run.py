@@ -43,15 +43,17 @@ from minigen_course.figures.trace_views import (
 )
 from minigen_course.grading.exercise import exercises
 from minigen_course.grading.plug_in import using
-from minigen_course.lab.small_model import HEAD_DIM, KV_HEADS, recording_model
+from minigen_course.lab.small_model import HEAD_DIM, KV_HEADS, VOCAB, recording_model
 
-BLOCK_SIZE, MAX_NUM_SEQS, BUDGET, NUM_LAYERS = 4, 3, 20, 2
-SHARED = (5, 17, 2, 23, 11, 8, 26, 14)  # tokens that all prompts begin with: two blocks
+BLOCK_SIZE, MAX_NUM_SEQS, BUDGET, NUM_LAYERS = 5, 3, 20, 2
+SHARED = (5, 17, 2, 23, 11, 8, 26, 14, 1, 24)  # tokens that all prompts begin with: two blocks
 PROMPTS = ((3, 19, 7, 12, 20), (9, 1), (4, 13, 22, 6, 16, 10, 25), (18, 21, 0))
 MAX_OUTPUTS = (8, 12, 6, 9)
 FORKED = 2  # the number of the request with several answers
 LATE = 3  # steps before the last request arrives
-END_IDS = frozenset({16, 28})
+# Every token ends a request, apart from those that it gets if all parts are right.
+ENDS_GREEDY = frozenset(range(VOCAB)) - {4, 10, 11, 12, 22, 24}
+ENDS_DRAWN = frozenset(range(VOCAB)) - {2, 6, 7, 10, 11, 12, 16, 19, 20, 22, 26}
 MOST_STEPS, MOST_REQUESTS, LARGEST = 80, 8, 1000
 MOST_BYTES = 300_000  # of a picture
 KINDS = (PREFILL, DECODE)
@@ -78,6 +80,7 @@ class Parts:
     chapter: str = ""
     replaced: Mapping[str, Any] = field(default_factory=dict)
     params: SamplingParams = GREEDY
+    end_ids: frozenset[int] = ENDS_GREEDY
     num_blocks: int = 24
     num_answers: int = 1
 
@@ -92,18 +95,18 @@ def _prefix_tree(part: Any) -> Parts:
 
 VISIBLE: dict[tuple[str, str], Callable[[Any], Parts]] = {
     **{
-        ("16", name): partial(_replaced, "16", name, params=DRAWN)
+        ("16", name): partial(_replaced, "16", name, params=DRAWN, end_ids=ENDS_DRAWN)
         for name in ("keep_top_p", "apply_penalties", "draw")
     },
     ("21", "BlockAllocator"): lambda part: Parts(allocator=part, num_answers=2),
     ("21", "copy_on_write"): partial(_replaced, "21", "copy_on_write", num_answers=2),
     ("22", "slots_of"): partial(_replaced, "22", "slots_of"),
-    ("22", "KVPool"): partial(_replaced, "22", "KVPool"),
+    ("22", "KVPool"): partial(_replaced, "22", "KVPool", num_answers=2),
     ("23", "PrefixTree"): _prefix_tree,
-    ("23", "RadixPrefixCache"): lambda part: Parts(prefix_cache=part, num_blocks=10),
+    ("23", "RadixPrefixCache"): lambda part: Parts(prefix_cache=part, num_blocks=8),
     ("24", "SlotScheduler"): lambda part: Parts(scheduler=part, num_blocks=12),
     ("24", "ChunkingScheduler"): lambda part: Parts(scheduler=part, num_blocks=12),
-    ("24", "PreemptingScheduler"): lambda part: Parts(scheduler=part, num_blocks=10),
+    ("24", "PreemptingScheduler"): lambda part: Parts(scheduler=part, num_blocks=8),
     ("25", "StepLoop"): lambda part: Parts(loop=part),
 }
 
@@ -221,7 +224,7 @@ def _requests(parts: Parts) -> Iterator[Sequence]:
     """Yield the requests, each with its siblings."""
     number = 1
     for index, (prompt, most) in enumerate(zip(PROMPTS, MAX_OUTPUTS, strict=True)):
-        given = ((*SHARED, *prompt), parts.params, index, most, END_IDS)
+        given = ((*SHARED, *prompt), parts.params, index, most, parts.end_ids)
         count = parts.num_answers if index + 1 == FORKED else 1
         others = tuple(Sequence(number + choice, *given, choice) for choice in range(1, count))
         yield Sequence(number, *given, siblings=others)

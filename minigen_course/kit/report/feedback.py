@@ -64,13 +64,13 @@ def _head(grade: Grade) -> Iterator[str]:
 def _on_words(grade: Grade) -> list[str]:
     """Return what a person said of an answer in words; the rubric only with the marks."""
     said = [*_head(grade), "</p>"]
-    if grade.why:
-        said.append(f"<p>Your answer {escape(_sentence(grade.why))}</p>")
     if grade.source:
         said.append(f'<div class="text">{escape(grade.source)}</div>')
+    else:
+        said.append("<p>No answer was found: its cell is empty or missing.</p>")
     if grade.comment:
         said.append(f"<p><strong>Comment:</strong> {escape(grade.comment)}</p>")
-    if grade.is_graded:
+    if grade.source and grade.is_graded:
         said.append(f"<p>Points are for:</p>{rubric(grade)}")
     return said
 
@@ -108,9 +108,9 @@ def _in_the_engine(grade: Grade) -> Iterator[str]:
     if not grade.run:
         return
     shown = picture(grade.chapter, grade.name, grade.run)
-    about = f"In a small engine with a random model: {shown.said}"
+    about = f"Four requests in a small engine with a random model. {shown.said}"
     if grade.failed and shown.is_same:
-        about += " So its requests do not show what the checks found."
+        about += " These requests do not show what the checks found."
     if shown.png:
         data = base64.b64encode(shown.png).decode("ascii")
         yield (
