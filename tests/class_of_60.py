@@ -29,7 +29,8 @@ from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit.assignment import solution_of
 from minigen_course.kit.cli import course
-from minigen_course.kit.report import MARKS, SUMMARY
+from minigen_course.kit.report.folder import SUMMARY
+from minigen_course.kit.report.marks import MARKS
 from tests.answers import Answers
 
 ASSIGNED = ("21", "22")

@@ -28,6 +28,7 @@ from minigen_course.kit.assignment import solution_of
 from minigen_course.kit.box import Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Cell
 from minigen_course.kit.grade import _prepare
+from minigen_course.kit.tasks import assigned_in
 from tests.answers import Answers
 from tools.chapters import ROOT, replaced
 
@@ -106,7 +107,7 @@ def grade_chapter(chapter: str, jobs: int) -> Iterator[tuple[Known, Outcome]]:
     """Yield each known answer of a chapter with its outcome."""
     tried = list(known_answers(chapter))
     context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _prepare, ((chapter,),)) as pool:
+    with ProcessPoolExecutor(jobs, context, _prepare, (assigned_in([chapter]),)) as pool:
         yield from zip(tried, pool.map(graded, tried), strict=True)
 
 

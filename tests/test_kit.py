@@ -21,9 +21,13 @@ from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
 from minigen_course.kit.cli import chapters_in, course
 from minigen_course.kit.collect import Cell, Submission, candidates, collect
 from minigen_course.kit.grade import Graded, _prepare, grade_all, grade_one
-from minigen_course.kit.report import MARKS, SUMMARY, feedback, safe_name, summary
+from minigen_course.kit.report.feedback import feedback
+from minigen_course.kit.report.folder import SUMMARY, safe_name
+from minigen_course.kit.report.marks import MARKS
+from minigen_course.kit.report.summary import summary
 from minigen_course.kit.screen import screened
 from minigen_course.kit.similar import alike
+from minigen_course.kit.tasks import assigned_in
 from tests.known_answers import DATA, PAGE, grade_chapter, is_as_known, table, tried
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
@@ -124,7 +128,7 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     whole = exercise_files()["22_paged.ipynb"]
     (folder / "untouched_LATE_12_34_22_paged.ipynb").write_text(whole, encoding="utf-8")
     store = tmp_path_factory.mktemp("store")
-    graded = grade_all(collect(folder), ["22"], store, LIMITS, 2)
+    graded = grade_all(collect(folder), assigned_in(["22"]), store, LIMITS, 2)
     return {each.student: each for each in graded}
 
 
@@ -246,13 +250,13 @@ def test_other_cells_help_and_do_not_harm(tmp_path: Path) -> None:
     notebook = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
     path = tmp_path / "mine.ipynb"
     path.write_text(json.dumps(notebook), encoding="utf-8")
-    graded = in_a_worker(grade_one, Submission("me", (path,)), ["22"], LIMITS)
-    assert graded.grades[0].earned == 5, graded.grades[0]
+    found = in_a_worker(grade_one, Submission("me", (path,)), assigned_in(["22"]), LIMITS)
+    assert found["22_paged"][0].earned == 5, found["22_paged"][0]
 
 
 def in_a_worker(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a call returns in a fresh process: pytest's own has threads, and forks badly."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (("22",),)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (assigned_in(["22"]),)) as pool:
         return pool.submit(call, *arguments).result()
 
 

@@ -34,6 +34,8 @@ from minigen_course.kit.collect import Cell
 from minigen_course.kit.screen import OWN, first_name
 
 FILE = "<answer"  # how the file names of an answer's code begin
+WATCHED_SECONDS = 2  # of computing, for what is done with an answer after its checks
+MOST_SAID = 20_000  # characters of what is said about it: a pipe that is not read holds 64 KiB
 NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 BARRED = {  # events of sys.audit that an answer may not cause
     "os.fork": "starts a process",
@@ -75,13 +77,16 @@ class Limits:
 class Outcome:
     """What happened to an answer: the number of checks passed, and a sentence per failed check.
 
-    `ended` says why the box ended before the last check; it is empty if it did not.
+    `ended` says why the box ended before the last check; it is empty if it did not. `seen` is what
+    `watch` returned after the checks; if that failed, `unseen` says why. Neither can be trusted.
     """
 
     num_checks: int
     passed: tuple[int, ...]
     failed: dict[int, str] = field(default_factory=dict)
     ended: str = ""
+    seen: str = ""
+    unseen: str = ""
 
 
 class Barred(BaseException):
@@ -105,10 +110,12 @@ def judge_in_box(
     checks: Sequence[Check],
     dotted: str,
     limits: Limits,
+    watch: Callable[[Any], str] | None = None,
 ) -> Outcome:
     """Run an answer's definitions and all checks on the part that `take` finds; return the outcome.
 
-    `dotted` is the full name of the package's own part, which an answer may not call.
+    `dotted` is the full name of the package's own part, which an answer may not call. `watch` gets
+    the part after the last check; what happens then changes nothing about the checks.
 
     `cells` are run in order in an empty module; only the marked one must succeed. The caller's
     process is forked, so it should have imported what the checks need, and have no other threads.
@@ -119,7 +126,7 @@ def judge_in_box(
         box = os.fork()
         if box == 0:
             os.close(read)
-            _box(write, word, home, limits, cells, take, checks, dotted)
+            _box(write, word, home, limits, cells, take, checks, dotted, watch)
         os.close(write)
         why = _watch(box, limits)
         with os.fdopen(read, encoding="utf-8", errors="replace") as pipe:
@@ -128,22 +135,30 @@ def judge_in_box(
 
 
 def _outcome(lines: list[str], word: str, num_checks: int, why: str) -> Outcome:
+    """Return what the lines of a box say; those after its end tell of no checks."""
     passed, failed, ended = [], {}, why
+    seen, unseen = "", ""
     is_complete = False
     for line in lines:
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError, TypeError, AttributeError):
             said = json.loads(line)
             if said.get("word") != word:
                 continue
-            if said["number"] == "end":
-                is_complete, ended = True, said["message"] or ended
+            if said["number"] == "seen":
+                seen = said["message"]
+            elif said["number"] == "unseen":
+                unseen = said["message"]
+            elif is_complete:
+                continue
+            elif said["number"] == "end":
+                is_complete, ended = True, said["message"]
             elif said["message"]:
                 failed[said["number"]] = said["message"]
             else:
                 passed.append(said["number"])
     if not is_complete and not ended:
         ended = "ended Python"
-    return Outcome(num_checks, tuple(passed), failed, ended)
+    return Outcome(num_checks, tuple(passed), failed, ended, seen, unseen)
 
 
 def _box(
@@ -155,6 +170,7 @@ def _box(
     take: Callable[[ModuleType], Any],
     checks: Sequence[Check],
     dotted: str,
+    watch: Callable[[Any], str] | None,
 ) -> None:
     """Isolate this process, and judge in a process below it; never return."""
     status = 1
@@ -170,7 +186,14 @@ def _box(
         own = find_object(dotted)
         _close(dotted)
         take = partial(_taken, take, (own, find_object(dotted)))
-        _judge(pipe, word, cells, take, checks, Path(home))
+
+        def say(number: int | str, message: str) -> None:
+            line = json.dumps({"word": word, "number": number, "message": message})
+            os.write(pipe, f"{line}\n".encode())
+
+        part = _judge(say, cells, take, checks, Path(home))
+        if part is not None and watch is not None:
+            _watched(say, watch, part)
         status = 0
     finally:
         os._exit(status)
@@ -231,17 +254,13 @@ def _taken(take: Callable[[ModuleType], Any], own: Sequence[Any], module: Module
 
 
 def _judge(
-    pipe: int,
-    word: str,
+    say: Callable[[int | str, str], None],
     cells: Sequence[Cell],
     take: Callable[[ModuleType], Any],
     checks: Sequence[Check],
     home: Path,
-) -> None:
-    def say(number: int | str, message: str) -> None:
-        line = json.dumps({"word": word, "number": number, "message": message})
-        os.write(pipe, f"{line}\n".encode())
-
+) -> Any:
+    """Say what each check finds, and the end; return the part, None if something ended it early."""
     before = _minigen_now()
     module = ModuleType("__main__")
     sys.addaudithook(_guard(home))
@@ -250,23 +269,51 @@ def _judge(
         part = take(module)
         if part is None or is_stub(part):
             say("end", STILL_EMPTY if part is not None else "is not defined.")
-            return
+            return None
         for number, check in enumerate(checks, 1):
             say(number, _verdict(check, part))
             changed = _changed(before)
             if changed:
                 say("end", f"changes minigen itself: {changed}")
-                return
+                return None
     except Barred as barred:
         say("end", str(barred))
-        return
+        return None
     except MemoryError:
         say("end", "takes more memory than it may")
-        return
+        return None
     except BaseException as error:
         say("end", f"raised {type(error).__name__}: {str(error)[:300]}")
-        return
+        return None
     say("end", "")
+    return part
+
+
+def _watched(say: Callable[[int | str, str], None], watch: Callable[[Any], str], part: Any) -> None:
+    """Say what `watch` returns, from a process of its own with a limit of its own."""
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (WATCHED_SECONDS, WATCHED_SECONDS))
+            text = watch(part)
+            if len(text) > MOST_SAID:
+                say("unseen", "did more than can be shown")
+            else:
+                say("seen", text)
+        except BaseException as error:
+            say("unseen", f"raised {type(error).__name__}: {str(error)[:300]}")
+        finally:
+            os._exit(0)
+    until = time.monotonic() + 2 * WATCHED_SECONDS
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            if os.waitstatus_to_exitcode(status) != 0:
+                say("unseen", f"did not finish within {WATCHED_SECONDS} s")
+            return
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    say("unseen", f"did not finish within {WATCHED_SECONDS} s")
 
 
 def _define(cells: Sequence[Cell], module: ModuleType) -> None:

@@ -78,17 +78,29 @@ def grade(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Submissions at once (default: one per core).")
     ] = None,
+    assignment: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Grade this assignment, such as 22_paged or 22_paged_hunt; may be repeated "
+            "(default: all that at least one submission has).",
+        ),
+    ] = None,
     again: Annotated[
         list[str] | None,
         typer.Option(metavar="STUDENT", help="Grade this student again; may be repeated."),
     ] = None,
 ) -> None:
-    """Grade submissions: marks.csv, a page of feedback per student, and summary.md.
+    """Grade submissions: tables of marks, a page of feedback per student, and summary.md.
 
     A submission is what `minigen workspace` hands out, filled in: notebooks, Python files, or
     folders of them, also with the names that Canvas and Moodle give to downloads. Each answer runs
     in a process of its own with limits. Marks are the share of the checks that pass. The files of a
     submission are only read, so edited checks change nothing.
+
+    Marks are in marks.csv. For files as Canvas or Moodle name them, canvas.csv or moodle.csv is
+    what its gradebook imports. With --course, answers in words are collected: read words.html, type
+    marks and comments into words.csv, and run the command again.
 
     An interrupted run continues where it was. Changed submissions are graded again.
 
@@ -111,7 +123,9 @@ def grade(
     from minigen_course.kit.build import read_course
     from minigen_course.kit.collect import collect
     from minigen_course.kit.grade import grade_all
-    from minigen_course.kit.report import SUMMARY, write_all
+    from minigen_course.kit.report import words
+    from minigen_course.kit.report.folder import SUMMARY, left_out, write_all
+    from minigen_course.kit.tasks import assigned_in, handed_in, named
 
     built = read_course(course_folder) if course_folder else None
     chosen = chapters_in(chapters) if chapters else list(built.chapters if built else ())
@@ -121,15 +135,28 @@ def grade(
         if student not in known:
             raise OptionError(f"{folder} has no submission of {student}.")
     target = out or folder.with_name(f"{folder.name}-grades")
+    table = words.read_table(target / words.WORDS) if built else words.Table()
+    all_of = assigned_in(chosen)
+    assigned, skipped = (
+        (named(all_of, assignment), []) if assignment else handed_in(all_of, submissions)
+    )
     limits = Limits(seconds, int(memory * 1e9))
     print(f"{len(submissions)} submissions; each answer: {isolation()}.", file=sys.stderr)
+    print(f"Assignments: {', '.join(each.name for each in assigned)}.", file=sys.stderr)
+    if skipped:
+        names = ", ".join(each.name for each in skipped)
+        print(f"Skipped, because no submission has them: {names}.", file=sys.stderr)
     grading = grade_all(
-        *(submissions, chosen, target / "results", limits, jobs or os.cpu_count() or 1),
+        *(submissions, assigned, target / "results", limits, jobs or os.cpu_count() or 1),
         *(again or (), built.seed if built else None),
     )
     console = Console(stderr=True)
     graded = list(track(grading, "grading", total=len(submissions), console=console))
+    if built:
+        graded = words.write(target, graded, submissions, assigned, table)
     written = write_all(graded, target)
+    for said in left_out(graded):
+        print(said, file=sys.stderr)
     print(f"{len(written)} files in {target}; begin with {target / SUMMARY}.", file=sys.stderr)
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +10,26 @@ from pathlib import Path
 from minigen.errors import OptionError
 from minigen_course.handout.answers import cells_of, definitions_in
 
-CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_\d+_\d+_(?P<name>.+)")
-MOODLE = re.compile(r"(?P<student>.+?)_\d+_assignsubmission_\w+")
+CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<name>.+)")
+MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<name>.*)")
 READ = (".ipynb", ".py")
 IGNORED = {"__pycache__", ".ipynb_checkpoints", "__MACOSX", ".git"}
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What one student handed in. `problems` says which files could not be read, and why."""
+    """What one student handed in. `problems` says which files could not be read, and why.
+
+    `canvas_id` is the user's id in Canvas, and `moodle_id` the participant's number in a Moodle
+    assignment, if the names of the files have them.
+    """
 
     student: str
     files: tuple[Path, ...]
     late: bool = False
     problems: tuple[str, ...] = ()
+    canvas_id: str = ""
+    moodle_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,15 @@ class Candidate:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Owner:
+    """The student that a file's name gives, and the id that tells students of one name apart."""
+
+    student: str
+    canvas_id: str = ""
+    moodle_id: str = ""
+
+
 @dataclass
 class _Found:
     files: list[Path] = field(default_factory=list)
@@ -55,34 +70,62 @@ def collect(folder: Path) -> list[Submission]:
     """Return the submissions of a folder by student: a file or a folder each, in order of names.
 
     Canvas's `name_LATE_1_2_file.ipynb` and Moodle's `First Last_1_assignsubmission_file_` give the
-    student's name. Raises `OptionError` for a folder that is missing or has no submission.
+    student's name and id. Ids distinguish students of the same name. Raises
+    `OptionError` for a folder that is missing or has no submission.
     """
     if not folder.is_dir():
         raise OptionError(f"{folder} is no folder; it should hold one file or folder per student.")
-    found: dict[str, _Found] = defaultdict(_Found)
+    found: dict[_Owner, _Found] = defaultdict(_Found)
     for path in sorted(folder.iterdir()):
         if path.name in IGNORED or path.name.startswith("."):
             continue
-        student, late = _student(path)
-        each = found[student]
+        owner, late = _owner(path)
+        each = found[owner]
         each.late = each.late or late
         _add(path, each)
     if not found:
         raise OptionError(f"{folder} has no submission: neither a notebook nor a folder.")
-    return [
-        Submission(student, tuple(each.files), each.late, tuple(each.problems))
-        for student, each in sorted(found.items())
+    names = Counter(owner.student for owner in found)
+    made = [
+        Submission(
+            _name(owner, names[owner.student]),
+            tuple(each.files),
+            each.late,
+            tuple(each.problems),
+            owner.canvas_id,
+            owner.moodle_id,
+        )
+        for owner, each in found.items()
     ]
+    return sorted(made, key=lambda each: each.student)
 
 
-def _student(path: Path) -> tuple[str, bool]:
-    moodle = MOODLE.fullmatch(path.name) if path.is_dir() else None
+def _name(owner: _Owner, num_namesakes: int) -> str:
+    number = owner.canvas_id or owner.moodle_id
+    return f"{owner.student} ({number})" if num_namesakes > 1 and number else owner.student
+
+
+def _owner(path: Path) -> tuple[_Owner, bool]:
+    moodle = MOODLE.fullmatch(path.name)
     if moodle:
-        return moodle["student"], False
+        return _Owner(moodle["student"], moodle_id=moodle["id"]), False
     canvas = None if path.is_dir() else CANVAS.fullmatch(path.name)
     if canvas:
-        return canvas["student"], bool(canvas["late"])
-    return (path.name if path.is_dir() else path.stem), False
+        return _Owner(canvas["student"], canvas_id=canvas["id"]), bool(canvas["late"])
+    return _Owner(path.name if path.is_dir() else path.stem), False
+
+
+def handed_in_as(path: Path) -> str:
+    """Return a file's name as the student gave it: without prefix, suffix and Canvas's `-1`.
+
+    >>> handed_in_as(Path("lovelaceada_LATE_1001_2002_22_paged-1.ipynb"))
+    '22_paged'
+    """
+    for form in (MOODLE, CANVAS):
+        found = form.fullmatch(path.name)
+        if found and found["name"]:
+            return re.sub(r"-\d+$", "", Path(found["name"]).stem)
+    return re.sub(r"-\d+$", "", path.stem)
 
 
 def _add(path: Path, found: _Found) -> None:

@@ -1,7 +1,7 @@
 """Grade submissions: each answer in a box of its own, several submissions at once.
 
-Results are stored per submission as soon as they are known, so that an interrupted run continues,
-and one submission can be graded again alone.
+Results are stored per submission and assignment as soon as they are known, so that an interrupted
+run continues, and one submission can be graded again alone.
 """
 
 import hashlib
@@ -9,37 +9,37 @@ import importlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from minigen_course.grading.exercise import Check, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
 from minigen_course.grading.question import MARK as QUESTION
 from minigen_course.grading.question import Question, questions, value_in
-from minigen_course.grading.stub import dotted_name, is_stub, stub
-from minigen_course.grading.varied import own_check, varied_of
-from minigen_course.handout.answers import HUNT_MARK, MARK, cells_of
-from minigen_course.kit.assignment import seen_points
+from minigen_course.grading.varied import varied_of
+from minigen_course.handout.answers import cells_of
+from minigen_course.kit import engine_run
 from minigen_course.kit.box import Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Candidate, Submission, candidates
 from minigen_course.kit.screen import screened
+from minigen_course.kit.tasks import Assigned, Task, tasks_of
 
-RULES = 2  # of grading: results of other rules are graded again
+NOT_YET = "not graded yet"  # what stands for the marks of an answer in words at first
+RULES = 3  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)
 class Grade:
-    """The marks for one exercise of one submission.
+    """The marks for one exercise or question of one submission.
 
     `failed` has the sentence of each failed check, in order. `why` says why there are no marks at
-    all, and `notes` what an instructor should read.
+    all, and `notes` what an instructor should read. `run` is what a small engine did with the part
+    (`engine_run.read_run` reads it), or `no_run` why it could not run. An answer in words has no
+    marks until a person gives them: until then `is_graded` is False. `comment` is that person's.
     """
 
     chapter: str
@@ -52,16 +52,24 @@ class Grade:
     why: str = ""
     notes: tuple[str, ...] = ()
     source: str = ""
+    run: str = ""
+    no_run: str = ""
+    assignment: str = ""
+    is_written: bool = False
+    is_graded: bool = True
+    comment: str = ""
 
 
 @dataclass(frozen=True)
 class Graded:
-    """A graded submission."""
+    """A graded submission, with its ids in Canvas and Moodle if it came from there."""
 
     student: str
     late: bool
     problems: tuple[str, ...]
     grades: tuple[Grade, ...]
+    canvas_id: str = ""
+    moodle_id: str = ""
 
     @property
     def earned(self) -> float:
@@ -70,13 +78,23 @@ class Graded:
 
     @property
     def points(self) -> int:
-        """The marks of a submission that passes everything."""
-        return sum(each.points for each in self.grades)
+        """The marks of a submission that passes everything, as far as it has been graded."""
+        return sum(each.points for each in self.grades if each.is_graded)
+
+    @property
+    def pending(self) -> tuple[Grade, ...]:
+        """What a person has not graded yet."""
+        return tuple(each for each in self.grades if not each.is_graded)
+
+    @property
+    def share(self) -> float:
+        """The share of the points, in percent; 0 if nothing has been graded."""
+        return 100 * self.earned / self.points if self.points else 0.0
 
 
 def grade_all(
     submissions: Sequence[Submission],
-    chapters: Sequence[str],
+    assignments: Sequence[Assigned],
     store: Path,
     limits: Limits,
     jobs: int,
@@ -91,102 +109,57 @@ def grade_all(
     store.mkdir(parents=True, exist_ok=True)
     left = []
     for each in submissions:
-        known = None if each.student in again else _stored(store, each, (chapters, limits, seed))
-        if known:
-            yield known
+        known = {} if each.student in again else _stored(store, each, limits, seed)
+        missing = [one for one in assignments if one.name not in known]
+        if missing:
+            left.append((each, known, missing))
         else:
-            left.append(each)
+            yield _graded(each, assignments, known)
     if not left:
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        min(jobs, len(left)), context, _prepare, (tuple(chapters), seed)
+        min(jobs, len(left)), context, _prepare, (tuple(assignments), seed)
     ) as pool:
-        futures = {pool.submit(grade_one, each, chapters, limits, seed): each for each in left}
+        futures = {
+            pool.submit(grade_one, each, missing, limits, seed): (each, known)
+            for each, known, missing in left
+        }
         for future in as_completed(futures):
-            graded = future.result()
-            _put(store, futures[future], (chapters, limits, seed), graded)
-            yield graded
+            submission, known = futures[future]
+            found = known | future.result()
+            _put(store, submission, limits, seed, found)
+            yield _graded(submission, assignments, found)
+
+
+Found = dict[str, tuple[Grade, ...]]  # the grades of a submission by assignment
+
+
+def _graded(submission: Submission, assignments: Sequence[Assigned], found: Found) -> Graded:
+    grades = tuple(grade for each in assignments for grade in found[each.name])
+    return Graded(
+        *(submission.student, submission.late, submission.problems, grades),
+        *(submission.canvas_id, submission.moodle_id),
+    )
 
 
 def grade_one(
-    submission: Submission, chapters: Sequence[str], limits: Limits, seed: int | None = None
-) -> Graded:
+    submission: Submission, assignments: Sequence[Assigned], limits: Limits, seed: int | None = None
+) -> Found:
     """Grade one submission in this process, which forks a box for each answer."""
-    grades = []
-    for chapter in chapters:
-        grades += [_best(submission, task, limits) for task in _tasks_of(chapter, seed)]
-        if seed is not None:
+    found = {}
+    for assigned in assignments:
+        grades = [_best(submission, task, limits) for task in tasks_of(assigned, seed)]
+        if seed is not None and not assigned.is_hunt:
             grades += [
-                _answer(submission, chapter, name, question, seed)
-                for name, question in questions(chapter).items()
+                _answer(submission, assigned.chapter, name, question, seed)
+                for name, question in questions(assigned.chapter).items()
             ]
-    return Graded(submission.student, submission.late, submission.problems, tuple(grades))
+        found[assigned.name] = tuple(replace(each, assignment=assigned.name) for each in grades)
+    return found
 
 
-@dataclass(frozen=True)
-class _Task:
-    """An exercise or a bug hunt, as it is graded."""
-
-    chapter: str
-    name: str
-    points: int
-    mark: str
-    dotted: str
-    defined: str
-    checks: tuple[Check, ...]
-    take: Callable[[ModuleType], Any]
-    stub_imports: tuple[str, ...]
-    in_order: bool = False
-    kept_points: float = 0  # for the last check, which draws its cases by a course's seed
-
-
-def _tasks_of(chapter: str, seed: int | None) -> Iterator[_Task]:
-    for name, each in exercises(chapter).items():
-        checks, kept = each.checks, 0
-        if seed is not None:
-            checks = (*checks, own_check(each, seed))
-            kept = each.points - seen_points(each.points)
-        yield _Task(
-            *(chapter, name, each.points, MARK + each.dotted, each.dotted, name, checks),
-            partial(_named, name),
-            _imports(stub(each.dotted)),
-            kept_points=kept,
-        )
-    if chapter in HUNTS:
-        hunt = hunt_of(chapter)
-        dotted = dotted_name(hunt.mended)
-        yield _Task(
-            *(chapter, hunt.name, hunt.points, HUNT_MARK + HUNTS[chapter], dotted),
-            *(hunt.handed.__name__, hunt.all_checks(), partial(_caught, hunt)),
-            _imports(cell_of(HUNTS[chapter])),
-            in_order=True,
-        )
-
-
-def _named(name: str, module: ModuleType) -> Any:
-    return vars(module).get(name)
-
-
-def _caught(hunt: Hunt, module: ModuleType) -> Any:
-    tried = (vars(module).get(each.__name__) for each in (hunt.test, hunt.handed))
-    test, mended = tried
-    if test is None or mended is None or is_stub(test):
-        return test
-    return Caught(test, mended)
-
-
-def _imports(code: str) -> tuple[str, ...]:
-    """Return the full names that a stub imports."""
-    found = []
-    for line in code.splitlines():
-        words = line.replace(",", " ").replace("(", " ").split()
-        if words[:1] == ["from"]:
-            found += [f"{words[1]}.{each}" for each in words[3:]]
-    return tuple(found)
-
-
-def _best(submission: Submission, task: _Task, limits: Limits) -> Grade:
+def _best(submission: Submission, task: Task, limits: Limits) -> Grade:
     """Return the grade of the best answer to a task in a submission."""
     graded = [
         _grade(each, task, limits) for each in candidates(submission.files, task.mark, task.defined)
@@ -195,7 +168,7 @@ def _best(submission: Submission, task: _Task, limits: Limits) -> Grade:
     return max(graded, key=lambda each: each.earned, default=nothing)
 
 
-def _grade(candidate: Candidate, task: _Task, limits: Limits) -> Grade:
+def _grade(candidate: Candidate, task: Task, limits: Limits) -> Grade:
     made = partial(Grade, task.chapter, task.name, task.points)
     try:
         findings = screened(candidate.own, task.dotted, task.stub_imports)
@@ -206,18 +179,24 @@ def _grade(candidate: Candidate, task: _Task, limits: Limits) -> Grade:
     barred = next((each for each in findings if each.barred), None)
     if barred:
         return made(0.0, len(task.checks), 0, (), barred.what, notes, candidate.own)
-    outcome = judge_in_box(candidate.cells, task.take, task.checks, task.dotted, limits)
+    visible = (task.chapter, task.name) in engine_run.VISIBLE and not task.in_order
+    watch = partial(engine_run.watch, task.chapter, task.name) if visible else None
+    outcome = judge_in_box(candidate.cells, task.take, task.checks, task.dotted, limits, watch)
     earned, why = _marks(outcome, task)
     failed = tuple(
         f"check {number} of {outcome.num_checks} {outcome.failed[number]}"
         for number in sorted(outcome.failed)
     )
+    run, no_run = outcome.seen, outcome.unseen
+    if run and engine_run.read_run(run) is None:
+        run, no_run = "", "did what cannot be drawn"
     return made(
-        *(earned, outcome.num_checks, len(outcome.passed), failed, why, notes, candidate.own)
+        *(earned, outcome.num_checks, len(outcome.passed), failed, why, notes, candidate.own),
+        *(run, no_run),
     )
 
 
-def _marks(outcome: Outcome, task: _Task) -> tuple[float, str]:
+def _marks(outcome: Outcome, task: Task) -> tuple[float, str]:
     """Return the marks of an outcome: its share of the checks; none if the box ended early.
 
     The checks of a hunt build on each other: those after the first that fails do not count.
@@ -258,45 +237,47 @@ def _answer(
     return made(0.0, 1, 0, (said,), "", (), found[-1])
 
 
-def _prepare(chapters: Sequence[str], seed: int | None = None) -> None:
+def _prepare(assignments: Sequence[Assigned], seed: int | None = None) -> None:
     """Import in a worker what the boxes need, before any of them is forked."""
     torch.set_num_threads(1)
     os.environ["NUMBA_NUM_THREADS"] = "1"
     importlib.import_module("torch._dynamo")  # it replaces names of torch when it is imported
-    for chapter in chapters:
-        list(_tasks_of(chapter, seed))
-        varied_of(chapter)
+    for each in assignments:
+        list(tasks_of(each, seed))
+        varied_of(each.chapter)
 
 
-Settings = tuple[Sequence[str], Limits, int | None]  # chapters, limits, a course's seed
-
-
-def _key(submission: Submission, settings: Settings) -> str:
+def _key(submission: Submission, limits: Limits, seed: int | None) -> str:
     """Return a name for what a result depends on: the files' bytes, and the settings."""
-    chapters, limits, seed = settings
-    known = [RULES, list(chapters), asdict(limits), seed]
-    found = hashlib.sha256(json.dumps(known).encode())
+    found = hashlib.sha256(json.dumps([RULES, asdict(limits), seed]).encode())
     for path in submission.files:
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 
-def _stored(store: Path, submission: Submission, settings: Settings) -> Graded | None:
+def _stored(
+    store: Path, submission: Submission, limits: Limits, seed: int | None
+) -> dict[str, tuple[Grade, ...]]:
     path = _path(store, submission.student)
     if not path.exists():
-        return None
+        return {}
     values = json.loads(path.read_text(encoding="utf-8"))
-    if values.pop("key") != _key(submission, settings):
-        return None
-    grades = tuple(
-        Grade(**each | {"failed": tuple(each["failed"]), "notes": tuple(each["notes"])})
-        for each in values["grades"]
-    )
-    return Graded(submission.student, submission.late, submission.problems, grades)
+    if values["key"] != _key(submission, limits, seed):
+        return {}
+    return {
+        name: tuple(_grade_of(each) for each in grades) for name, grades in values["grades"].items()
+    }
 
 
-def _put(store: Path, submission: Submission, settings: Settings, graded: Graded) -> None:
-    values = {"key": _key(submission, settings)} | asdict(graded)
+def _grade_of(values: dict[str, Any]) -> Grade:
+    return Grade(**values | {"failed": tuple(values["failed"]), "notes": tuple(values["notes"])})
+
+
+def _put(
+    store: Path, submission: Submission, limits: Limits, seed: int | None, found: Found
+) -> None:
+    grades = {name: [asdict(each) for each in those] for name, those in found.items()}
+    values = {"key": _key(submission, limits, seed), "grades": grades}
     path = _path(store, submission.student)
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
