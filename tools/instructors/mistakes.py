@@ -96,12 +96,11 @@ def _said(checks: tuple[Check, ...], part: Any) -> str:
 
 
 def _of_hunt(chapter: str) -> Iterator[Mistake]:
-    from tests.answers.hunts import CATCHES, COMMON  # noqa: PLC0415 - it imports all hunts
-
-    hunt, catches = hunt_of(chapter), CATCHES[chapter]
+    known = import_module("tests.answers.hunts")  # it imports all hunts
+    hunt, catches = hunt_of(chapter), known.CATCHES[chapter]
     checks = hunt.all_checks()
     for name, (test, _) in catches.bad_tests.items():
-        if name not in COMMON:
+        if name not in known.COMMON:
             yield Mistake(f"a test: {name}", _said(checks, Caught(test, hunt.mended)))
     for name, part in catches.bad_parts.items():
         yield Mistake(f"a part: {name}", _said(checks, Caught(hunt.test, part)))

@@ -217,8 +217,10 @@ def _row(row: dict[str, Any]) -> Row:
 
 def _questions(number: str) -> Iterator[tuple[int, int]]:
     """Yield (points, minutes) of what an assignment asks besides the exercises."""
-    for each in (*questions(number).values(), *written(number).values()):
+    for each in questions(number).values():
         yield each.points, each.minutes
+    for its in written(number).values():
+        yield its.points, its.minutes
 
 
 def _numbered() -> Iterator[tuple[int, Week]]:
