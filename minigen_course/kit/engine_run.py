@@ -64,6 +64,9 @@ DRAWN = SamplingParams(
 )
 
 
+Deliver = Callable[[Sequence, SampledToken], None]
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a small engine; the package's own, apart from the one to be seen.
@@ -186,18 +189,42 @@ class _Watched:
         self.scheduler.abort(sequence)
 
 
+@dataclass(frozen=True)
+class _Delivering:
+    """The package's engine as a loop that delivers each token."""
+
+    engine: Engine
+    deliver: Deliver
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.engine.add(sequence)
+
+    def step(self) -> None:
+        """Run one step."""
+        for sequence, token in self.engine.step():
+            self.deliver(sequence, token)
+
+
 def _run(parts: Parts) -> str:
+    """Serve the requests, and return what was done and delivered."""
     trace, recorder = Trace(), Recorder()
     trace.subscribe(recorder)
-    allocator = CheckedAllocator(parts.allocator(parts.num_blocks), parts.num_blocks)
-    cache = None
-    if parts.prefix_cache is not None:
-        tracked = TrackedAllocator(allocator, parts.prefix_cache)
-        made = parts.prefix_cache(tracked, BLOCK_SIZE)
-        cache = CheckedPrefixCache(made, tracked, BLOCK_SIZE)
-    manager = BlockManager(
-        allocator, cache, BLOCK_SIZE, MAX_NUM_SEQS + parts.num_answers, parts.num_blocks, trace
-    )
+    arrivals = list(_requests(parts))
+    tokens = {each: list[int]() for family in arrivals for each in (family, *family.siblings)}
+    loop = _loop(parts, trace, lambda sequence, token: tokens[sequence].append(token.token_id))
+    for step in range(MOST_STEPS):
+        for sequence in arrivals[:-1] if step == 0 else arrivals[-1:] if step == LATE else ():
+            loop.add(sequence)
+        if step > LATE and all(each.finish_reason for each in tokens):
+            return _written(story(recorder.events), list(tokens.values()))
+        loop.step()
+    raise RuntimeError(f"after {MOST_STEPS} steps some requests are unfinished")
+
+
+def _loop(parts: Parts, trace: Trace, deliver: Deliver) -> Any:
+    """Build an engine; one of a learner delivers tokens itself."""
+    manager = _manager(parts, trace)
     planned = parts.scheduler(manager, MAX_NUM_SEQS, BUDGET)
     scheduler = _Watched(CheckedScheduler(planned, manager, BUDGET), trace)
     windows = [None] * NUM_LAYERS
@@ -205,19 +232,20 @@ def _run(parts: Parts) -> str:
         NUM_LAYERS, parts.num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.float32
     )
     runner = PagedRunner(recording_model(windows), pool, manager, windows, BUDGET, 1)
-    arrivals = list(_requests(parts))
-    loop: Any = Engine(scheduler, runner, BatchSampler(), Trace())
     if parts.loop is not None:
-        loop = parts.loop(scheduler, runner, BatchSampler(), lambda sequence, token: None)
-    waiting = dict(enumerate(arrivals))
-    sequences = [each for family in arrivals for each in (family, *family.siblings)]
-    for step in range(MOST_STEPS):
-        for number in [each for each in waiting if step >= (LATE if each == 3 else 0)]:
-            loop.add(waiting.pop(number))
-        if not waiting and all(each.finish_reason for each in sequences):
-            return _written(story(recorder.events), sequences)
-        loop.step()
-    raise RuntimeError(f"after {MOST_STEPS} steps some requests are unfinished")
+        return parts.loop(scheduler, runner, BatchSampler(), deliver)
+    return _Delivering(Engine(scheduler, runner, BatchSampler(), Trace()), deliver)
+
+
+def _manager(parts: Parts, trace: Trace) -> BlockManager:
+    allocator = CheckedAllocator(parts.allocator(parts.num_blocks), parts.num_blocks)
+    kept = None
+    if parts.prefix_cache is not None:
+        tracked = TrackedAllocator(allocator, parts.prefix_cache)
+        made = parts.prefix_cache(tracked, BLOCK_SIZE)
+        kept = CheckedPrefixCache(made, tracked, BLOCK_SIZE)
+    rows = MAX_NUM_SEQS + parts.num_answers
+    return BlockManager(allocator, kept, BLOCK_SIZE, rows, parts.num_blocks, trace)
 
 
 def _requests(parts: Parts) -> Iterator[Sequence]:
@@ -231,7 +259,7 @@ def _requests(parts: Parts) -> Iterator[Sequence]:
         number += count
 
 
-def _written(found: Story, sequences: SequenceOf[Sequence]) -> str:
+def _written(found: Story, tokens: list[list[int]]) -> str:
     """Return a run as lists of small whole numbers, in JSON."""
     steps = [
         [
@@ -244,12 +272,10 @@ def _written(found: Story, sequences: SequenceOf[Sequence]) -> str:
         ]
         for seen in found.steps
     ]
-    times = [[[request, at[0]] for request, at in each.items()] for each in _times(found)]
-    return json.dumps([steps, *times, [each.output_ids for each in sequences]])
-
-
-def _times(found: Story) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    return found.arrived, found.ended
+    times = [
+        [[request, at[0]] for request, at in each.items()] for each in (found.arrived, found.ended)
+    ]
+    return json.dumps([steps, *times, tokens])
 
 
 def read_run(text: str) -> Run | None:
