@@ -20,7 +20,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
-from matplotlib.textpath import TextPath
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from minigen_course.figures.claims import KEY
@@ -33,9 +34,21 @@ WIDTH, HEIGHT = 13.333, 7.5  # inches: 16 by 9
 MARGIN, POINTS = 0.7, 72
 TITLE, TEXT, SMALL = 26, 17, 13  # sizes of letters, in points
 LINE = 1.35  # the height of a line, in sizes of its letters
-SPACE, BOLDER = 0.36, 1.12  # width of a space, of bold over normal letters, in sizes
+FAMILY, MEASURED, FIXED = "DejaVu Sans", 100, 64  # the size in which widths are measured, in 64ths
+HINTED = 1.03  # letters on a screen are up to this much wider
+GAP = 0.12  # inches between two lines
 MAP = "The engine's parts; this chapter is about:"
 NUMBERED = re.compile(r"Figure (\d\d\.\d+)\. ")
+MATH = {  # LaTeX in prose -> the same as text
+    r"\\hat (\w)": "\\1\u0302",
+    r"\\sqrt (\w)": "√\\1",
+    r"\\text\{([^}]*)\}": r"\1",
+    r"\\cdot": "·",
+    r"\\max": "max",
+    r"\^\{([^}]*)\}": r"^(\1)",
+    r"\^2": "²",
+    r"\^3": "³",
+}
 PROBLEMS = Path(__file__).with_suffix(".toml")
 
 
@@ -43,7 +56,8 @@ PROBLEMS = Path(__file__).with_suffix(".toml")
 class Slide:
     """One page: a title, lines of text, and a picture with its caption, each of which may be empty.
 
-    A line that begins with "- " is an entry of a list; one that begins with "# " stands out.
+    A line that begins with "- " is an entry of a list; one that begins with "# " stands out, and
+    one with "= " is in small letters.
     """
 
     title: str
@@ -62,7 +76,9 @@ def slides(part: str) -> list[Slide]:
     found = [Slide(name, ("# minigen", *listed))]
     for chapter in chapters:
         found += _of_chapter(chapter)
-    taken = [f"- {each.number}  {chapter_texts.summary(each)[0]}" for each in chapters]
+    if len(chapters) == 1:
+        return found  # which ends with its summary
+    taken = [f"- {each.number}  {_plain(chapter_texts.summary(each)[0])}" for each in chapters]
     return found + _in_pages(f"{name}: what to take home", taken)
 
 
@@ -77,7 +93,7 @@ def page(slide: Slide) -> Figure:
         _write(drawn, slide.caption, bottom, SMALL, QUIET)
         bottom += 0.15
     for line in slide.lines:
-        top = _line(drawn, line, top) - 0.12
+        top = _line(drawn, line, top) - GAP
     if slide.picture:
         _place(drawn, slide.picture, top, bottom)
     elif top < 0:
@@ -103,9 +119,8 @@ def _of_chapter(chapter: Chapter) -> Iterator[Slide]:
     here = [png for png, caption in pictures if caption.startswith(MAP)]
     shown = [(png, caption) for png, caption in pictures if not caption.startswith(MAP)]
     problem = _problems()[chapter.number]
-    yield Slide(name, (f"# {problem}",), *here[:1])
-    able = [f"- {_plain(each)}" for each in chapter_texts.aim(chapter).split("; ")]
-    yield Slide(f"{name}: afterwards you can", tuple(able))
+    aim = f"Afterwards you can {_plain(chapter_texts.aim(chapter))}."
+    yield Slide(name, (f"# {problem}", f"= {aim}"), here[0] if here else b"")
     numbers = _numbers(outputs)
     for png, caption in shown:
         number = numbers.get(caption)
@@ -126,17 +141,26 @@ def _of_chapter(chapter: Chapter) -> Iterator[Slide]:
 
 
 def _in_pages(title: str, lines: Sequence[str]) -> list[Slide]:
-    """Return slides with these lines, as many on each as fit."""
+    """Return slides with these lines: as few slides as possible, about equally full."""
+    room = HEIGHT - MARGIN - 0.3 - _height(title, TITLE, bold=True) - 0.2
+    found = _divided(lines, room)
+    while len(fuller := _divided(lines, room - 0.1)) == len(found) and room > 1:
+        found, room = fuller, room - 0.1
+    return [Slide(title, tuple(each)) for each in found if each]
+
+
+def _divided(lines: Sequence[str], room: float) -> list[list[str]]:
+    """Return the lines in groups that are at most `room` inches high, if one line is not higher."""
     found: list[list[str]] = [[]]
-    room = left = HEIGHT - 2 * MARGIN - _height(title, TITLE) - 0.2
+    left = room
     for line in lines:
-        needs = _height(line, TEXT, 0.3) + 0.12
+        needs = _height(line, TEXT, 0.3) + GAP
         if needs > left and found[-1]:
             found.append([])
             left = room
         found[-1].append(line)
         left -= needs
-    return [Slide(title, tuple(each)) for each in found if each]
+    return found
 
 
 def _outputs(chapter: Chapter) -> list[dict[str, Any]]:
@@ -171,7 +195,16 @@ def _plain(text: str) -> str:
     'a block of n slots, see here'
     """
     text = chapter_texts.without_links(text)
-    return re.sub(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)|`|\$|⟨|⟩", "", text)
+    for latex, shown in MATH.items():
+        text = re.sub(latex, shown, text)
+    text = re.sub(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)|`|\$|⟨|⟩", "", text)
+    return "".join(each if ord(each) in _glyphs() else f"U+{ord(each):04X}" for each in text)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """Return the characters that the font of the slides can draw."""
+    return frozenset(_font(bold=False).get_charmap())
 
 
 def _time(chapter: Chapter) -> str:
@@ -195,6 +228,8 @@ def _line(drawn: Figure, line: str, top: float) -> float:
     kind, _, text = line.partition(" ")
     if kind == "#":
         return _write(drawn, text, top, TEXT + 3, INK)
+    if kind == "=":
+        return _write(drawn, text, top, SMALL, QUIET)
     _write(drawn, "•", top, TEXT, BLUE)
     return _write(drawn, text, top, TEXT, INK, indent=0.3)
 
@@ -210,13 +245,14 @@ def _write(
     indent: float = 0,
 ) -> float:
     """Write wrapped text below `top` inches from the bottom; return where it ends."""
-    wrapped = _wrapped(text, size, indent)
+    wrapped = _wrapped(text, size, indent, bold)
     drawn.text(
         (MARGIN + indent) / WIDTH,
         top / HEIGHT,
         "\n".join(wrapped),
         fontsize=size,
         color=colour,
+        family=FAMILY,
         weight="bold" if bold else "normal",
         va="top",
         linespacing=LINE,
@@ -225,31 +261,36 @@ def _write(
     return top - len(wrapped) * size * LINE / POINTS
 
 
-def _height(text: str, size: int, indent: float = 0) -> float:
-    return len(_wrapped(text, size, indent)) * size * LINE / POINTS
+def _height(text: str, size: int, indent: float = 0, *, bold: bool = False) -> float:
+    return len(_wrapped(text, size, indent, bold)) * size * LINE / POINTS
 
 
-def _wrapped(text: str, size: int, indent: float) -> list[str]:
+def _wrapped(text: str, size: int, indent: float, bold: bool) -> list[str]:
     """Return the lines of a text that is as wide as a page, without its margins."""
-    room = (WIDTH - 2 * MARGIN - indent) * POINTS
-    lines, used = [""], 0.0
+    room = (WIDTH - 2 * MARGIN - indent) * POINTS / size
+    lines = [""]
     for word in text.split():
-        wide = _width(word) * size
-        space = SPACE * size if lines[-1] else 0
-        if lines[-1] and used + space + wide > room:
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and _width(longer, bold) > room:
             lines.append(word)
-            used = wide
         else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-            used += space + wide
+            lines[-1] = longer
     return lines
 
 
+def _width(text: str, bold: bool) -> float:
+    """Return the width of a text in sizes of its letters."""
+    font = _font(bold)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / FIXED / MEASURED * HINTED
+
+
 @cache
-def _width(word: str) -> float:
-    """Return the width of a word per point of size, a little more so that bold letters fit too."""
-    path = TextPath((0, 0), word.replace("$", r"\$"), size=100)
-    return float(path.get_extents().width) / 100 * BOLDER
+def _font(bold: bool) -> FT2Font:
+    """Return a font that is not shared with the figures, which would change its size."""
+    found = FT2Font(findfont(FontProperties(family=FAMILY, weight="bold" if bold else "normal")))
+    found.set_size(MEASURED, POINTS)
+    return found
 
 
 def _place(drawn: Figure, png: bytes, top: float, bottom: float) -> None:
