@@ -92,6 +92,7 @@ ANSWERS = {
 # # 18 · How many blocks a text needs
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/18_rounding.ipynb)
+# [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/18_rounding.ipynb)
 #
 # **Time:** about 5 minutes to read and try, about 5 for the [exercises](../exercises/18_rounding.ipynb).
 #
