@@ -30,7 +30,7 @@ from minigen_course.kit.box import Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Candidate, Submission, candidates
 from minigen_course.kit.screen import screened
 
-RULES = 2  # of grading: results of other rules are graded again
+RULES = 3  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _marks(outcome: Outcome, task: _Task) -> tuple[float, str]:
             num_passed - is_passed,
             num_checks - 1,
         )
-    return round(kept + (task.points - task.kept_points) * num_passed / num_checks, 1), ""
+    return round(kept + (task.points - task.kept_points) * num_passed / num_checks, 2), ""
 
 
 def _answer(

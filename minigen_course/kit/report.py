@@ -24,6 +24,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto
 h2 { margin-top: 2rem; border-bottom: 1px solid #ccc }
 .full { color: #00664d }
 .part { color: #8a4b00 }
+code { overflow-wrap: anywhere }
 pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; font-size: 14px }
 li, details { margin: .3rem 0 }"""
 PAGE = """\
@@ -106,19 +107,24 @@ def _feedback_on(grade: Grade) -> list[str]:
         f"{grade.num_passed} of {grade.num_checks} checks passed.</p>",
     ]
     if grade.why:
-        said.append(f"<p>Your answer {escape(_sentence(grade.why))}</p>")
+        said.append(f"<p>Your answer {_marked(_sentence(grade.why))}</p>")
     if grade.failed:
-        items = "".join(f"<li>{escape(each)}</li>" for each in grade.failed)
+        items = "".join(f"<li>{_marked(each)}</li>" for each in grade.failed)
         said.append(f"<ul>{items}</ul>")
     if grade.earned < grade.points:
         said += [
-            f"<details><summary>Hint {number}</summary>{escape(text)}</details>"
+            f"<details><summary>Hint {number}</summary>{_marked(text)}</details>"
             for number, text in enumerate(_hints(grade), 1)
         ]
     if grade.source:
         code = f"<pre>{escape(grade.source)}</pre>"
         said.append(f"<details><summary>What was graded</summary>{code}</details>")
     return said
+
+
+def _marked(text: str) -> str:
+    """Return a text as HTML, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _sentence(why: str) -> str:
@@ -141,7 +147,7 @@ def summary(graded: Sequence[Graded]) -> str:
     lines = [
         "# Summary",
         "",
-        f"{len(graded)} submissions, {sum(each.late for each in graded)} late. Of all points: "
+        f"{_submissions(len(graded))}, {sum(each.late for each in graded)} late. Of all points: "
         f"{mean(shares):.0f} % on average, median {median(shares):.0f} %.",
         "",
         "## Distribution",
@@ -162,6 +168,10 @@ def summary(graded: Sequence[Graded]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _submissions(number: int) -> str:
+    return f"{number} submission{'s' * (number != 1)}"
 
 
 def _distribution(shares: Iterable[float]) -> list[str]:
