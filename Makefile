@@ -44,10 +44,10 @@ test-long: ## run the long tests too, in random order (SEED=... repeats one), th
 	$(VENV) -m tools.portability || failed=1; \
 	exit $$failed
 
-test-browser: ## run every notebook in JupyterLab in a browser, and operate its controls
+test-browser: ## run every notebook and an assignment in JupyterLab in a browser
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m pytest -m browser tests/test_browser.py
+	@$(VENV) -m pytest -m browser tests/test_browser.py tests/test_browser_course.py
 
 test-gpu: ## check the Triton kernels on this machine's GPU; installs nothing, uses $(PYTHON)
 	@$(PYTHON) -m pytest -q -c tests/gpu/pytest.ini tests/gpu/equal_*.py

@@ -6,13 +6,7 @@ Run by `make test-browser`; screenshots are written to build/screenshots. MINIGE
 Chromium if Playwright's own is not installed and none is on the PATH.
 """
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -20,25 +14,25 @@ from typing import Any
 import pytest
 
 from minigen_course.handout.workspace import make_workspace
+from tests.jupyterlab import (
+    SCREENSHOTS,
+    await_kernel,
+    chromium,
+    close,
+    command,
+    opened,
+    running_lab,
+)
 from tools.book.__main__ import write
-from tools.chapters import BUILD, ROOT
+from tools.chapters import ROOT
 
 pytestmark = pytest.mark.browser
 
-SCREENSHOTS = BUILD / "screenshots"
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
-QUIET = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-RUN_SECONDS, REDRAW_SECONDS = 300, 60
+REDRAW_SECONDS = 60
 EXPLORABLE = ".jp-OutputArea-output .widget-vbox:has(> .widget-image)"
 CONTROLS = ".widget-hslider, .widget-dropdown, .widget-text, .widget-checkbox, .widget-button"
 
-IDLE = """() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status
-    === 'idle'"""
-ALL_DRAWN = """async () => await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
-    .requestExecute({code: '', silent: true, store_history: false}).done"""
 ERRORS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
     .filter(cell => cell.type === 'code').flatMap(cell => cell.outputs.toJSON())
     .filter(output => output.output_type === 'error').map(output => output.evalue)"""
@@ -58,81 +52,34 @@ from minigen_course.lab.cost_model import kv_bytes_per_token, num_parameters
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
-    """The address of a JupyterLab on a fresh workspace, without news and virtual cells."""
+    """The address of a JupyterLab on a fresh workspace."""
     folder = tmp_path_factory.mktemp("lab")
     make_workspace(folder / "course")
-    settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
-    settings.mkdir(parents=True)
-    (settings / "tracker.jupyterlab-settings").write_text(
-        '{"windowingMode": "none"}', encoding="utf-8"
-    )
-    (folder / "config" / "labconfig").mkdir(parents=True)
-    (folder / "config" / "labconfig" / "page_config.json").write_text(
-        '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}',
-        encoding="utf-8",
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root"),
-        *(f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="),
-        *("--LabApp.expose_app_in_browser=True", str(folder / "course")),
-    ]
-    own = {
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        "PYTHONPATH": str(ROOT),
-    }
-    with open(folder / "log", "wb") as log:
-        server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _await_answer(f"{address}/api", server, folder / "log")
+    with running_lab(folder / "course", folder) as address:
         yield address
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _await_answer(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(120):
-        try:
-            urllib.request.urlopen(address, timeout=1).close()
-        except OSError:
-            assert server.poll() is None, log.read_text("utf-8")
-            time.sleep(0.5)
-        else:
-            return
-    pytest.fail(f"JupyterLab did not answer: {log.read_text('utf-8')}")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Any, None, None]:
     """A Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = os.environ.get("MINIGEN_CHROMIUM") or shutil.which("chromium")
-    with playwright.sync_playwright() as player:
-        chromium = player.chromium.launch(executable_path=path, args=QUIET)
-        yield chromium
-        chromium.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.mark.parametrize("stem", NOTEBOOKS)
 def test_a_notebook_runs_and_its_explorables_respond(lab: str, browser: Any, stem: str) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page = _opened(lab, browser, stem)
+    page = opened(lab, browser, stem)
     _run_all(page)
     explorables = page.locator(EXPLORABLE)
     assert explorables.count() > 0
     for number in range(explorables.count()):
         _drag_all(page, explorables.nth(number), SCREENSHOTS / f"{stem}-{number + 1}.png")
-    _close(page)
+    close(page)
 
 
 def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
-    page = _opened(lab, browser, "00_map")
+    page = opened(lab, browser, "00_map")
     page.evaluate(
         WRITE_ANSWER, ["# exercise: minigen_course.lab.cost_model.most_sequences", ANSWER]
     )
@@ -140,7 +87,7 @@ def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
     text = page.locator(".jp-Notebook").inner_text()
     assert "✓ most_sequences: all 5 checks passed." in text
     assert "your most_sequences was called" in text
-    _close(page)
+    close(page)
 
 
 PHONE = {"width": 390, "height": 844}
@@ -182,24 +129,8 @@ def _move_in_the_book(page: Any, box: Any, control: Any) -> None:
     assert seen[0] != seen[1]
 
 
-def _opened(lab: str, browser: Any, stem: str) -> Any:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(RUN_SECONDS * 1000)
-    page.goto(f"{lab}/lab/workspaces/{stem}/tree/{stem}.ipynb?reset")
-    page.wait_for_selector(".jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator")
-    page.wait_for_function(IDLE)
-    return page
-
-
-def _close(page: Any) -> None:
-    page.evaluate(
-        "async () => await window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
-    )
-    page.close()
-
-
 def _run_all(page: Any) -> None:
-    page.evaluate("async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    command(page, "notebook:run-all-cells")
     assert page.evaluate(ERRORS) == []
 
 
@@ -291,7 +222,7 @@ def _settled(page: Any, explorable: Any) -> tuple[str | None, str]:
     while (now := _seen(explorable)) != before:
         before = now
         page.wait_for_timeout(500)
-        page.evaluate(ALL_DRAWN)
+        await_kernel(page)
     return now
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from minigen_course.grading.exercise import CHAPTERS, Wrong, exercises
 from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.grading.question import questions
 from minigen_course.grading.stub import source_of
+from minigen_course.handout.course_files import headings
 from minigen_course.kit.assignment import Assignment, assignments_of
 from minigen_course.kit.build import FORMATS, Course, build, read_course
 from minigen_course.kit.cli import course
@@ -142,7 +144,32 @@ def test_a_course_is_ready_to_hand_out(built: Path) -> None:
         assert "SOLUTION" not in text
         assert f"seed={SEED}" not in text
     assert "| 22 | slots_of | in the example" in (built / "varies.md").read_text(encoding="utf-8")
-    assert f"the seed {SEED}" in (built / "README.md").read_text(encoding="utf-8")
+    readme = (built / "README.md").read_text(encoding="utf-8")
+    assert f"the seed {SEED}" in readme
+    assert "Hand out `release/22_paged/22_paged.ipynb`" in readme
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_part_that_fails_does_not_stop_the_cells_below_it(chapter: str) -> None:
+    for assignment in assignments_of(chapter, SEED):
+        cells = source_notebook(assignment)["cells"]
+        calls = [each for each in cells if re.search(r"(?m)^(award|answered)", each["source"])]
+        seen = [each for each in calls if "HIDDEN" not in each["source"]]
+        assert len(seen) == sum(bool(each.seen) for each in assignment.items)
+        assert all("raises-exception" in each["metadata"]["tags"] for each in seen)
+        head = cells[0]["source"]
+        assert f"/notebooks/{headings()[chapter].name}.ipynb) first." in head
+        assert ("replace None" in head) == any(e.kind == "question" for e in assignment.items)
+
+
+def test_a_cell_shows_the_sentence_alone() -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shown: list[list[str]] = []
+    shell = InteractiveShell()
+    shell._showtraceback = lambda kind, error, lines: shown.append(lines)
+    shell.run_cell("from minigen_course.grading.exercise import Wrong\nraise Wrong('It is 3.')")
+    assert shown == [["It is 3."]]
 
 
 def filled(built: Path, answers: dict[str, str]) -> str:
@@ -186,7 +213,9 @@ def test_nbgraders_own_commands_grade_it(built: Path, tmp_path: Path) -> None:
     assert scores["ada"] == 5 + 5
     assert 0 < scores["bob"] < 3
     page = folder / "feedback" / "bob" / "22_paged" / "22_paged.html"
-    assert "is too low" in page.read_text(encoding="utf-8")
+    shown = page.read_text(encoding="utf-8")
+    assert "is too low" in shown
+    assert f"seed={SEED}" not in shown, "with the seed, the kept cases can be drawn"
 
 
 def test_minigens_grader_grades_the_same_notebooks(built: Path, tmp_path: Path) -> None:

@@ -100,7 +100,13 @@ def _joined(text: str) -> str:
 
 
 class Wrong(AssertionError):
-    """A learner's part is wrong; the message says where, and what would be right."""
+    """A learner's part is wrong; the message says where, and what would be right.
+
+    IPython shows the message alone: the lines of the grader that raise it are of no help.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 def expect(condition: object, message: str) -> None:

@@ -24,7 +24,11 @@ from minigen_course.grading.varied import own_check
 def verdict_on(checks: Sequence[Check], part: Any) -> tuple[bool, str]:
     """Return whether the part passes all checks, and a sentence that says so or what is wrong."""
     failed = next(filter(None, verdicts_on(checks, part)), None)
-    return (False, failed) if failed else (True, f"all {len(checks)} checks passed.")
+    return (False, failed) if failed else (True, _praise(checks))
+
+
+def _praise(checks: Sequence[Check]) -> str:
+    return f"all {len(checks)} checks passed." if len(checks) > 1 else "the check passed."
 
 
 def verdicts_on(checks: Sequence[Check], part: Any) -> Iterator[str]:
@@ -63,7 +67,7 @@ def main() -> None:
     if which == "each":
         said = list(verdicts_on(checks, part))
         failed = [each for each in said if each]
-        passed, message = not failed, next(iter(failed), f"all {len(checks)} checks passed.")
+        passed, message = not failed, next(iter(failed), _praise(checks))
         each_passed = [not each for each in said]
     else:
         passed, message = verdict_on(checks, part)

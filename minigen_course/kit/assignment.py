@@ -15,12 +15,21 @@ from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
 from minigen_course.grading.question import MARK, Question, Written, questions, written
 from minigen_course.grading.stub import OWN, dotted_name, imports_of, source_of, stub
 from minigen_course.grading.varied import example, varied_of
-from minigen_course.handout.course_files import headings
+from minigen_course.handout.course_files import REPOSITORY, headings
 from minigen_course.handout.sheet import HUNT_RULES, measures
 
 SEEN_SHARE = 0.6  # of an exercise's points, for the checks that learners can run themselves
 AWARD = "minigen_course.grading.award"
 Kind = Literal["part", "hunt", "question", "written"]
+HOW: dict[Kind, str] = {
+    "part": (
+        "Of a part, replace the line that raises NotImplementedError; the cell below it says at "
+        "once what is right and what is not."
+    ),
+    "hunt": "The cell below the part says at once what is right and what is not.",
+    "question": "Of a question, replace None; the answer is judged when the assignment is graded.",
+    "written": "To answer in words, select the cell for it, press Enter and write.",
+}
 
 
 @dataclass(frozen=True)
@@ -247,16 +256,17 @@ def _award(name: str, call: str) -> str:
 
 def introduction(assignment: Assignment, rules: str) -> str:
     """Return the head of an assignment, as Markdown: what is in it, and how it is handed in."""
-    title = headings()[assignment.chapter].title
+    chapter = headings()[assignment.chapter]
     items = assignment.items
     rows = "\n".join(f"| {each.name} | {each.kind} | {each.points:g} |" for each in items)
     total = sum(each.points for each in items)
     kind = "Bug hunt" if items[0].kind == "hunt" else "Assignment"
+    how = " ".join(HOW[each] for each in dict.fromkeys(each.kind for each in items))
     return (
-        f"# {kind} {assignment.chapter}: {title}\n\n"
-        "Read the chapter first. In a cell with code, replace the line that raises "
-        f"NotImplementedError; the cell below it tells at once what is right and what is not. "
-        f"{rules}\n\n| | kind | points |\n|---|---|--:|\n{rows}\n| **in all** | | {total:g} |"
+        f"# {kind} {assignment.chapter}: {chapter.title}\n\n"
+        f"Read [the chapter]({REPOSITORY}/blob/main/notebooks/{chapter.name}.ipynb) first. "
+        f"{how} {rules}\n\n"
+        f"| | kind | points |\n|---|---|--:|\n{rows}\n| **in all** | | {total:g} |"
     )
 
 

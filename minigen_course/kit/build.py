@@ -27,14 +27,20 @@ COURSE, VARIES, README = "course.toml", "varies.md", "README.md"
 NEXT = {
     "nbgrader": """\
 `source/` has the assignments with solutions and hidden tests, `release/` what learners get, and
-`nbgrader_config.py` and `gradebook.db` belong to nbgrader. Its own commands work in this folder:
+`nbgrader_config.py` and `gradebook.db` belong to nbgrader.
 
-```bash
-nbgrader autograde 22_paged           # what is in submitted/STUDENT/22_paged/22_paged.ipynb
-nbgrader formgrade                    # answers in words: nbgrader's page in JupyterLab
-nbgrader generate_feedback 22_paged
-nbgrader export
-```
+1. Hand out `release/22_paged/22_paged.ipynb`.
+2. Put what each student hands in at `submitted/STUDENT/22_paged/22_paged.ipynb`.
+3. Grade it. nbgrader's own commands work in this folder:
+
+   ```bash
+   nbgrader autograde 22_paged
+   jupyter lab                           # menu Nbgrader, Formgrader: grade the answers in words
+   nbgrader generate_feedback 22_paged   # a page per student, in feedback/
+   nbgrader export                       # all marks, in grades.csv
+   ```
+
+After a change in `source/`, run `nbgrader generate_assignment 22_paged --force`.
 
 minigen's own grader keeps answers apart from each other and from the network, and nbgrader does
 not: `minigen course grade SUBMISSIONS --course .` grades the same notebooks.""",

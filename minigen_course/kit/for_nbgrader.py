@@ -18,6 +18,7 @@ from minigen_course.kit.assignment import (
 )
 
 SECONDS = 300  # for one cell: it may wait for a process of its own that judges a part
+GOES_ON = "raises-exception"  # JupyterLab's tag: after an error here the next cells still run
 RULES = (
     "When all is done, restart the kernel, run all cells, save, and hand in this file under its "
     "name. Other cells may be added; the cells with points are replaced when it is graded."
@@ -41,6 +42,11 @@ c.ClearSolutions.code_stub = {{"python": "# (the end of your part)"}}
 c.ClearSolutions.text_stub = "*Your answer, in a few sentences.*"
 c.ExecutePreprocessor.timeout = {seconds}
 c.IncludeHeaderFooter.header = ""
+c.GenerateFeedback.preprocessors = [  # learners see no hidden test, which has the course's seed
+    "nbgrader.preprocessors.GetGrades",
+    "nbgrader.preprocessors.ClearHiddenTests",
+    "nbconvert.preprocessors.CSSHTMLHeaderPreprocessor",
+]
 '''
 
 
@@ -71,11 +77,11 @@ def _cells(item: Item) -> Iterator[dict[str, Any]]:
         return
     part = f"{item.stub}\n\n\n### BEGIN SOLUTION\n{item.solution}\n### END SOLUTION"
     yield _marked(code_cell(part), item.id, solution=True)
+    seen = code_cell(item.seen, tags=[GOES_ON])
     if item.seen_points:
-        seen = _marked(code_cell(item.seen), f"{item.id}_seen", points=item.seen_points)
-        yield seen
+        yield _marked(seen, f"{item.id}_seen", points=item.seen_points)
     else:
-        yield _read_only(code_cell(item.seen), f"{item.id}_form")
+        yield _read_only(seen, f"{item.id}_form")
     if item.kept:
         kept = f"{KEPT[item.kind]}\n### BEGIN HIDDEN TESTS\n{item.kept}\n### END HIDDEN TESTS"
         yield _marked(code_cell(kept), f"{item.id}_kept", points=item.kept_points)

@@ -29,7 +29,7 @@ from minigen_course.kit.screen import screened
 from minigen_course.kit.tasks import Assigned, Task, tasks_of
 
 NOT_YET = "not graded yet"  # what stands for the marks of an answer in words at first
-RULES = 3  # of grading: results of other rules are graded again
+RULES = 4  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _marks(outcome: Outcome, task: Task) -> tuple[float, str]:
             num_passed - is_passed,
             num_checks - 1,
         )
-    return round(kept + (task.points - task.kept_points) * num_passed / num_checks, 1), ""
+    return round(kept + (task.points - task.kept_points) * num_passed / num_checks, 2), ""
 
 
 def _answer(

@@ -1,6 +1,7 @@
 """A student's feedback as one HTML page: what failed, why, hints, and the part in an engine."""
 
 import base64
+import re
 from collections.abc import Iterator
 from html import escape
 
@@ -17,6 +18,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto
 h2 { margin-top: 2rem; border-bottom: 1px solid #ccc }
 .full { color: #00664d }
 .part { color: #8a4b00 }
+code { overflow-wrap: anywhere }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padding: .8rem }
 pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; font-size: 14px }
 img { max-width: 100%; height: auto }
@@ -85,14 +87,14 @@ def rubric(grade: Grade) -> str:
 def _on_checks(grade: Grade) -> list[str]:
     said = [*_head(grade), f"{grade.num_passed} of {grade.num_checks} checks passed.</p>"]
     if grade.why:
-        said.append(f"<p>Your answer {escape(_sentence(grade.why))}</p>")
+        said.append(f"<p>Your answer {_marked(_sentence(grade.why))}</p>")
     if grade.failed:
-        items = "".join(f"<li>{escape(each)}</li>" for each in grade.failed)
+        items = "".join(f"<li>{_marked(each)}</li>" for each in grade.failed)
         said.append(f"<ul>{items}</ul>")
     said += _in_the_engine(grade)
     if grade.earned < grade.points:
         said += [
-            f"<details><summary>Hint {number}</summary>{escape(text)}</details>"
+            f"<details><summary>Hint {number}</summary>{_marked(text)}</details>"
             for number, text in enumerate(_hints(grade), 1)
         ]
     if grade.source:
@@ -104,7 +106,7 @@ def _on_checks(grade: Grade) -> list[str]:
 def _in_the_engine(grade: Grade) -> Iterator[str]:
     """Yield a picture of what a small engine did with the part, or why there is none."""
     if grade.no_run:
-        yield f"<p>In a small engine your part {escape(_sentence(grade.no_run))}</p>"
+        yield f"<p>In a small engine your part {_marked(_sentence(grade.no_run))}</p>"
     if not grade.run:
         return
     shown = picture(grade.chapter, grade.name, grade.run)
@@ -117,6 +119,11 @@ def _in_the_engine(grade: Grade) -> Iterator[str]:
             f'<figure><img alt="What each request did in each step" '
             f'src="data:image/png;base64,{data}"><figcaption>{escape(about)}</figcaption></figure>'
         )
+
+
+def _marked(text: str) -> str:
+    """Return a text as HTML, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _sentence(why: str) -> str:

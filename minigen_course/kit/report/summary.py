@@ -19,7 +19,7 @@ def summary(graded: Sequence[Graded]) -> str:
     lines = [
         "# Summary",
         "",
-        f"{len(graded)} submissions, {sum(each.late for each in graded)} late. Of all points: "
+        f"{_submissions(len(graded))}, {sum(each.late for each in graded)} late. Of all points: "
         f"{mean(shares):.0f} % on average, median {median(shares):.0f} %.",
         "",
         "## Distribution",
@@ -44,6 +44,10 @@ def summary(graded: Sequence[Graded]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _submissions(number: int) -> str:
+    return f"{number} submission{'s' * (number != 1)}"
 
 
 def _distribution(shares: Iterable[float]) -> list[str]:
