@@ -84,9 +84,13 @@ def definitions_in(source: str) -> list[ast.stmt]:
     """
     lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
     kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    try:
+        body = ast.parse("\n".join(lines)).body
+    except ValueError as error:  # null bytes, before Python 3.12
+        raise SyntaxError(str(error)) from None
     return [
         each
-        for each in ast.parse("\n".join(lines)).body
+        for each in body
         if isinstance(each, kept)
         or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
     ]

@@ -183,6 +183,8 @@ def _box(
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         _enter(home, limits)
+        if "torch" in sys.modules:  # it makes a new pool after a fork: not twice, in two threads
+            sys.modules["torch"].set_num_threads(1)
         own = find_object(dotted)
         _close(dotted)
         take = partial(_taken, take, (own, find_object(dotted)))
@@ -206,6 +208,7 @@ def _enter(home: str, limits: Limits) -> None:
         os.dup2(nothing, stream)
     os.chdir(home)
     os.environ |= {"HOME": home, "TMPDIR": home}
+    tempfile.tempdir = home  # it may be known from before: a check's files belong to the answer's
     used = psutil.Process().memory_info().vms
     whole = int(limits.seconds) + 1
     for kind, limit in {

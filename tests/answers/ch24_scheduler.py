@@ -6,12 +6,12 @@ from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static_batching import allocate_longest
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.sequence import ScheduledChunk, samples_of
-from minigen_course.ch24_scheduler.lesson import (
-    ChunkingScheduler,
-    PreemptingScheduler,
-    SlotScheduler,
-)
-from tests.answers import Answers
+from minigen_course.ch24_scheduler import lesson
+from tests.answers import Answers, typed_again
+
+SlotScheduler: Any = typed_again(lesson.SlotScheduler)
+ChunkingScheduler: Any = typed_again(lesson.ChunkingScheduler)
+PreemptingScheduler: Any = typed_again(lesson.PreemptingScheduler)
 
 
 class OneList:
