@@ -44,7 +44,7 @@ WRONG = {  # name -> statements of slots_of, and what they earn
     "from one": ("return [(block_ids[p // block_size] - 1) * block_size for p in positions]", 0),
     "contiguous": (
         "return [block_ids[0] * block_size + p for p in positions]",
-        1.2,
+        1.25,
     ),  # a check of 4
     "nothing": ("return None", 0),
     "text": ("return 'slots'", 0),
