@@ -87,6 +87,16 @@ class EngineConfig:
         "own.",
         part("auto", "torch", "triton"),
     )
+    logits_processor: Any = option(
+        None,
+        "What changes the logits of each request, made by NAME(params, prompt_ids).",
+        part(),
+    )
+    grammar_backend: Any = option(
+        "llguidance",
+        "What knows the tokens that a form allows, made by NAME(tokenizer, vocab_size, end_ids).",
+        part("llguidance"),
+    )
     tensor_parallel_size: int = option(
         1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
     )

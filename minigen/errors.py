@@ -77,6 +77,10 @@ class PartError(MinigenError):
     """A part that was passed in to the engine broke the contract of its socket."""
 
 
+class GrammarError(MinigenError):
+    """A grammar that an answer must follow allows no further token, or exceeds its limits."""
+
+
 class EngineStoppedError(MinigenError):
     """The engine's thread has ended, so no request can be answered."""
 

@@ -39,7 +39,8 @@ def part(*names: str) -> Values:
         file, _, name = value.rpartition(":") if isinstance(value, str) else ("own.py", ":", "own")
         return value in names or (file.endswith(".py") and name != "")
 
-    return Values(f"one of {', '.join(names)}, or file.py:Name", allows, names)
+    known = f"one of {', '.join(names)}, or " if names else ""
+    return Values(f"{known}file.py:Name", allows, names)
 
 
 def whole(least: int, most: int) -> Values:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from minigen.assembly.build import Assembly, assemble
+from minigen.assembly.processor_parts import make_processors
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import DEFAULT_MODEL, EngineConfig
@@ -54,16 +55,19 @@ class LLM:
         tokenizer: Tokenizer,
         chat_template: "ChatTemplate | None",
         assembly: Assembly,
+        options: EngineConfig,
     ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
         self.engine, self._choices = assembly.engine, assembly.choices
+        end_ids = frozenset(config.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
         self._requests = RequestProcessor(
             tokenizer,
             config.vocab_size,
             config.max_positions,
-            frozenset(config.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
+            end_ids,
             assembly.pool_tokens,
             assembly.max_num_seqs,
+            make_processors(options, tokenizer, config.vocab_size, end_ids),
         )
         self._manager, self._num_blocks = assembly.manager, assembly.num_blocks
         self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
@@ -98,7 +102,8 @@ class LLM:
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
         chat_template = checkpoint.chat_template()
-        return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, config))
+        assembly = assemble(checkpoint, config)
+        return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
 
     def close(self) -> None:
         """End the worker processes of a sharded model, which then generates no more text.

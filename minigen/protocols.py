@@ -15,6 +15,9 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.sampling.processors import LogitsProcessor as LogitsProcessor
+from minigen.sampling.processors import TokenMatcher as TokenMatcher
+from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 
 
@@ -67,6 +70,17 @@ class Sampler(Protocol):
         It must not append to the sequences. A sampler of your own may return token ids. For a
         sequence with `params.logprobs` it must return a `SampledToken`, which can carry them.
         """
+
+
+@runtime_checkable
+class GrammarBackend(Protocol):
+    """Compiles the forms that requests ask for; it is built with (tokenizer, vocab_size, end_ids).
+
+    Requests may call it in several threads at once.
+    """
+
+    def compile(self, params: StructuredOutputsParams) -> TokenMatcher:
+        """Return a matcher at the start of the form. Raises `ParamsError` if it cannot be used."""
 
 
 @runtime_checkable

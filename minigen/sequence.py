@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from minigen.sampling.params import SamplingParams
+from minigen.sampling.processors import LogitsProcessor
 
 # The most prompt tokens that one step computes if the request asks for their logprobs: each of them
 # needs a row of logits, 200 KB for a vocabulary of 50,000.
@@ -47,6 +48,7 @@ class Sequence:
     requested, grows to one entry per prompt token, of which the first is None; only the first of
     the `n` answers has them. `siblings` are the other answers to the prompt if they fork from this
     one once it is computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
+    `processors` change its logits, in this order.
     """
 
     sequence_id: int
@@ -67,6 +69,7 @@ class Sequence:
     num_cached: int | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
     siblings: tuple["Sequence", ...] = ()
+    processors: tuple[LogitsProcessor, ...] = ()
     arrival_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ VOCABULARY = {
         "minigen.fields",
     ),
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
+    *("minigen.sampling.structured_outputs", "minigen.sampling.processors"),
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),
     *("minigen.trace.events", "minigen.trace.counters", "minigen.trace.summary"),
     *("minigen.trace.timeline", "minigen.trace.chrome"),
@@ -27,6 +28,7 @@ VOCABULARY = {
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
+    "minigen.sampling.grammar",  # by a library
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from minigen.assembly import cpu
+from minigen.assembly.processor_parts import describe_processors
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
@@ -128,6 +129,7 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
         "sampler": name_of(sampler) + by,
+        **describe_processors(options),
         "threads": str(num_threads),
     }
     return Assembly(

@@ -122,6 +122,8 @@ class Dispatcher:
             for sequence, token in self.engine.step():
                 if sequence in self._subscriptions:  # else it was added to the engine directly
                     self._dispatch(sequence, token)
+            for error in self.engine.take_failures():
+                self._fail(error)
         except Exception as error:
             if not self._fail(error) or isinstance(error, EngineStoppedError):
                 raise

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
+from minigen.engine.processor_calls import ProcessorCalls
 from minigen.errors import RequestError
 from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sampling.logprobs import record_prompt_logprobs
@@ -26,6 +27,8 @@ class Engine:
         self.scheduler, self.runner, self.sampler = scheduler, runner, sampler
         self.trace = trace
         self.live: dict[int, Sequence] = {}
+        self._calls = ProcessorCalls()
+        self._failures: list[Exception] = []
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
@@ -72,7 +75,8 @@ class Engine:
         """Run one step; return the sequences that got a token, each with its token.
 
         If the step raises an error, its sequences fail, with the error as their `error`, and it is
-        re-raised. All other sequences stay as they were.
+        re-raised. All other sequences stay as they were. A logits processor's error ends only its
+        own sequence, and is not raised; see `take_failures`.
         """
         started_ns = time.perf_counter_ns()
         chunks = self.scheduler.schedule()
@@ -81,13 +85,25 @@ class Engine:
         with self._fail_only(chunks):
             self._emit_scheduled(chunks)
             samples = samples_of(chunks)
+            self._calls.prepare(samples)
             logits = self.runner.logits(chunks)
             if len(logits) > len(samples):
                 logits = record_prompt_logprobs(logits, chunks)
+            logits, failed = self._calls.apply(logits, samples)
             tokens = self.sampler(logits, samples) if samples else []
             progress = self.scheduler.commit(chunks, tokens)
+        failed |= self._calls.accept(progress, failed)
+        if failed:
+            progress = [each for each in progress if each[0] not in failed]
         self._finish_step(chunks, progress, started_ns)
+        for sequence, error in failed.items():
+            self._fail_alone(sequence, error)
         return progress
+
+    def take_failures(self) -> list[Exception]:
+        """Return the errors of logits processors since the last call; each ended one sequence."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def abort(self, sequence_id: int) -> None:
         """Abort a sequence at once, waiting or running.
@@ -128,9 +144,21 @@ class Engine:
         except Exception as further:
             error.add_note(f"Aborting sequence {sequence.sequence_id} then failed: {further!r}")
 
+    def _fail_alone(self, sequence: Sequence, error: Exception) -> None:
+        """End one sequence with an error after a step that may have given it its last token."""
+        self._failures.append(error)
+        if sequence.finish_reason is None:
+            self._fail(sequence, error)
+            return
+        sequence.error, sequence.finish_reason = error, "error"
+        del self.live[sequence.sequence_id]
+        if self.trace.active:
+            self._emit_end(sequence)
+
     def _end(self, sequence: Sequence, reason: str) -> None:
         del self.live[sequence.sequence_id]
         sequence.finish_reason = reason
+        sequence.processors = ()
         self.scheduler.abort(sequence)
         if self.trace.active:
             self._emit_end(sequence)

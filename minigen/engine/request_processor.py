@@ -3,25 +3,29 @@
 import operator
 import reprlib
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from itertools import count
 
 from minigen.errors import CapacityError, ContextLengthError, ParamsError, PromptError
 from minigen.outputs import CompletionOutput, RequestState
+from minigen.protocols import LogitsProcessor
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.tokenizer.stop_strings import StopWatcher
 from minigen.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | SequenceOf[int]
+MakeProcessors = Callable[[SamplingParams, tuple[int, ...]], tuple[LogitsProcessor, ...]]
 
 
 class RequestProcessor:
     """Checks requests against one model, and creates the states of their answers, in any thread.
 
     `end_ids` are the model's end tokens. `pool_tokens` is the KV pool's capacity in tokens, and
-    `max_num_seqs` the most sequences that run at once.
+    `max_num_seqs` the most sequences that run at once. `make_processors(params, prompt_ids)`
+    creates the logits processors of an answer.
     """
 
     def __init__(
@@ -32,10 +36,12 @@ class RequestProcessor:
         end_ids: frozenset[int],
         pool_tokens: int,
         max_num_seqs: int,
+        make_processors: MakeProcessors = lambda params, prompt_ids: (),
     ):
         self.tokenizer, self.end_ids = tokenizer, end_ids
         self.vocab_size, self.max_positions = vocab_size, max_positions
         self.pool_tokens, self.max_num_seqs = pool_tokens, max_num_seqs
+        self._make_processors = make_processors
         self._sequence_ids = count(1)
 
     def process(
@@ -99,9 +105,14 @@ class RequestProcessor:
             priority=priority,
             cache_salt=cache_salt,
         )
-        others = [create(each, choice=choice) for choice, each in enumerate(other_ids, start=1)]
+        processors = self._make_processors(params, prompt_ids)
+        others = [
+            create(each, choice=choice, processors=tuple(own.fork() for own in processors))
+            for choice, each in enumerate(other_ids, start=1)
+        ]
         fork = params.n <= self.max_num_seqs  # otherwise each computes the prompt itself
-        return [create(first_id, siblings=tuple(others) if fork else ()), *others]
+        siblings = tuple(others) if fork else ()
+        return [create(first_id, siblings=siblings, processors=processors), *others]
 
     def _max_output(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> int:
         """Return the most tokens of an answer. Raises `CapacityError` if the pool is too small."""

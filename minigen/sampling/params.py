@@ -7,6 +7,7 @@ from typing import Any
 
 from minigen.errors import ParamsError
 from minigen.fields import FLAG, Values, check, option, real, require, whole
+from minigen.sampling.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 _MOST = 2**31 - 1
 
@@ -123,6 +124,14 @@ class SamplingParams:
         None, "Return each token's logprob, and this number of most likely tokens.", _COUNT
     )
     prompt_logprobs: int | None = option(None, "The same for the prompt's tokens.", _COUNT)
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = option(
+        None,
+        "The form that each answer must have: a JSON schema, a regex, choices or a grammar.",
+        Values(
+            "a StructuredOutputsParams, or a mapping such as {'regex': '[0-9]+'}",
+            lambda value: isinstance(value, StructuredOutputsParams | Mapping),
+        ),
+    )
     skip_special_tokens: bool = option(
         True, "Leave special tokens out of the text.", FLAG, at={"openai": True}
     )
@@ -139,9 +148,21 @@ class SamplingParams:
             require("logit_bias's token ids", token_id, _COUNT, ParamsError)
             require("logit_bias", bias, _PENALTY, ParamsError)
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if self.structured_outputs is not None:
+            self._check_structured()
         object.__setattr__(self, "stop", tuple(stops))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    def _check_structured(self) -> None:
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(self, name):
+                raise ParamsError(
+                    f"{name} cannot be combined with structured_outputs, because the form decides "
+                    "where an answer may end."
+                )
+        structured = structured_outputs_of(self.structured_outputs)
+        object.__setattr__(self, "structured_outputs", structured)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
-from minigen.protocols import BlockAllocator, PrefixCache, Sampler, Scheduler
+from minigen.protocols import BlockAllocator, GrammarBackend, PrefixCache, Sampler, Scheduler
 from minigen.renamed import renamed_methods
 
 
@@ -55,6 +55,7 @@ SOCKETS: dict[str, type] = {
     "allocator": BlockAllocator,
     "prefix_cache": PrefixCache,
     "sampler": Sampler,
+    "grammar_backend": GrammarBackend,
 }
 
 

@@ -122,7 +122,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self._backend = backend
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes = {i: token.content.encode() for i, token in added.items()}
         spelling = spelling_of(backend)
         self._spell, self._prefixes_space = spelling.bytes_of, spelling.prefixes_space
@@ -180,7 +180,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of these ids; bytes that are not valid UTF-8 become U+FFFD."""
-        skipped = self._special_ids if skip_special_tokens else ()
+        skipped = self.special_ids if skip_special_tokens else ()
         joined = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
         text = joined.decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self._prefixes_space else text
@@ -201,7 +201,7 @@ class Tokenizer:
         """
         return StreamDecoder(
             self.token_bytes,
-            skipped=self._special_ids if skip_special_tokens else (),
+            skipped=self.special_ids if skip_special_tokens else (),
             drop_space=self._prefixes_space and not continues,
         )
 

@@ -1,0 +1,89 @@
+"""Runs the logits processors of a step's sequences: prepared beside the model, applied after it."""
+
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.sequence import SampledToken, Sequence
+
+Failures = dict[Sequence, Exception]
+
+
+class ProcessorCalls:
+    """Calls the processors of each sequence; an error of one ends only its own sequence.
+
+    Its thread starts when the first sequence has a processor.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._prepared: Future[Failures] | None = None
+
+    def prepare(self, samples: SequenceOf[Sequence]) -> None:
+        """Start to prepare the processors' next calls, in another thread."""
+        processed = [each for each in samples if each.processors]
+        self._prepared = None
+        if processed:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "minigen-processors")
+            self._prepared = self._thread.submit(_prepare, processed)
+
+    def apply(
+        self, logits: Float[Tensor, "samples vocab"], samples: SequenceOf[Sequence]
+    ) -> tuple[Float[Tensor, "samples vocab"], Failures]:
+        """Return the logits as the processors change them, and the sequences whose one failed.
+
+        The row of such a sequence is unchanged. Minus infinity becomes the lowest number, since a
+        sampler takes infinite logits for a damaged model; its probability is still exactly 0.
+        """
+        if self._prepared is None:
+            return logits, {}
+        failed = self._prepared.result()
+        with torch.inference_mode():
+            for row, sequence in enumerate(samples):
+                if sequence.processors and sequence not in failed:
+                    try:
+                        changed = _processed(logits[row].clone(), sequence)
+                        logits[row] = changed.clamp_(min=torch.finfo(logits.dtype).min)
+                    except Exception as error:
+                        failed[sequence] = error
+        return logits, failed
+
+    def accept(
+        self, progress: Iterable[tuple[Sequence, SampledToken]], failed: Collection[Sequence]
+    ) -> Failures:
+        """Tell the processors of unfinished sequences their tokens; return those that fail."""
+        if self._prepared is None:
+            return {}
+        failures: Failures = {}
+        for sequence, token in progress:
+            if sequence.finish_reason is not None:
+                sequence.processors = ()  # an answer that waits to be sent holds no grammar
+            elif sequence.processors and sequence not in failed:
+                try:
+                    for each in sequence.processors:
+                        each.accept(token.token_id)
+                except Exception as error:
+                    failures[sequence] = error
+        return failures
+
+
+def _prepare(sequences: Iterable[Sequence]) -> Failures:
+    failures: Failures = {}
+    for sequence in sequences:
+        try:
+            for each in sequence.processors:
+                each.prepare()
+        except Exception as error:
+            failures[sequence] = error
+    return failures
+
+
+def _processed(logits: Float[Tensor, " vocab"], sequence: Sequence) -> Float[Tensor, " vocab"]:
+    for each in sequence.processors:
+        logits = each(logits, sequence.output_ids)
+    return logits
