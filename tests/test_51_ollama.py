@@ -204,7 +204,7 @@ def test_a_model_is_shown(client: ollama.Client, llm: LLM) -> None:
         ("template", {"prompt": "a", "template": "{{ .Prompt }}"}),
         ("context", {"prompt": "a", "context": [1, 2]}),
         ("images", {"prompt": "a", "images": ["aGk="]}),
-        ("format", {"prompt": "a", "format": "json"}),
+        ("format", {"prompt": "a", "format": "xml"}),
         ("suffix", {"prompt": "a", "suffix": "b"}),
         ("think", {"prompt": "a", "think": True}),
         ("colour", {"prompt": "a", "colour": "red"}),

@@ -323,7 +323,7 @@ def test_errors_raise_the_clients_own_exceptions(
 def test_a_chat_names_unsupported_fields(client: OpenAI) -> None:
     refused: list[Any] = [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "xml"}},
         {"store": True},
         {"modalities": ["text", "audio"]},
         {"top_logprobs": 2},

@@ -9,7 +9,7 @@ from typing import Any
 
 from minigen.engine.dispatcher import Dispatcher, Event, at_once, deltas_of
 from minigen.engine.engine import Engine
-from minigen.errors import EngineStoppedError, RequestError, WorkerError
+from minigen.errors import EngineStoppedError, GrammarError, RequestError, WorkerError
 from minigen.outputs import RequestState, TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -100,5 +100,7 @@ class EngineThread:
 
 
 def _log(error: Exception) -> None:
-    if not isinstance(error, EngineStoppedError):  # else it is logged as the thread's end
+    if isinstance(error, GrammarError):  # its client's own
+        logger.info("a request ended: %s", error)
+    elif not isinstance(error, EngineStoppedError):  # else it is logged as the thread's end
         logger.error("an error in the engine ended requests", exc_info=error)

@@ -6,6 +6,7 @@ microseconds. Sources: llguidance's docs/json_schema.md and docs/syntax.md; Earl
 """
 
 import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -135,7 +136,9 @@ class LLGuidanceBackend:
         elif params.kind == "regex":
             found = library.grammar_from_regex(params.source)
         elif params.kind == "choice":
-            found = self._library.grammar_from("choice", params.source)
+            # One lexeme: alternatives of a grammar count against its parser's limits.
+            choices = "|".join(re.escape(each) for each in params.choice or ())
+            found = library.grammar_from_regex(choices)
         else:
             found = self._library.grammar_from("grammar", params.source)
         return found

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minigen.engine.dispatcher import Dispatcher, Event
-from minigen.errors import EngineStoppedError
+from minigen.errors import EngineStoppedError, GrammarError
 from minigen.outputs import RequestState, TokenDelta
 from minigen.server.errors import ClientGoneError, ModelFailedError, explain
 from minigen.server.middleware.limits import RequestRecord, record_of
@@ -37,8 +37,9 @@ class Reply(Response):
     """A response with the answers of a model, complete or as a stream.
 
     `read(served)` parses the request for the loaded model, or raises a `MinigenError`; for a long
-    request it runs in a separate thread. The response starts with the first token, so an error
-    before that still gets its own HTTP status.
+    request, or one that `takes_long` because it compiles a grammar, it runs in a separate thread.
+    The response starts with the first token, so an error before that still gets its own HTTP
+    status.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Reply(Response):
         model: str | None,
         streams: bool,
         read: Callable[[Served], ReadRequest],
+        takes_long: bool = False,
     ):
         super().__init__()
         self._host, self._model, self._streams, self._read = host, model, streams, read
+        self._takes_long = takes_long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request; stop silently if the client disconnects."""
@@ -64,7 +67,7 @@ class Reply(Response):
                         await respond(deltas, writer, send)
 
     async def _read_in_time(self, scope: Scope, served: Served) -> ReadRequest:
-        if _body_length(scope) < LONG_BODY:
+        if _body_length(scope) < LONG_BODY and not self._takes_long:
             return self._read(served)
         return await asyncio.to_thread(self._read, served)
 
@@ -88,7 +91,7 @@ class Reply(Response):
             if not started:  # there were no tokens to generate
                 await self._start_stream(writer, send)
             last = writer.end()
-        except (ModelFailedError, EngineStoppedError) as error:
+        except (ModelFailedError, EngineStoppedError, GrammarError) as error:
             if not started:
                 raise
             last = writer.failure(explain(error))
@@ -115,8 +118,8 @@ async def submitted(
 
     Yields an iterator of the deltas that have arrived since the last time, until all answers have
     ended: every token's, or only each answer's last one. It raises `ClientGoneError` if the client
-    disconnects, which `receive` reports, `ModelFailedError` if a step fails, `EngineStoppedError`
-    if the engine's thread ends.
+    disconnects, which `receive` reports, `ModelFailedError` if a step fails, `GrammarError` if a
+    grammar exceeds its limits, `EngineStoppedError` if the engine's thread ends.
     """
     inbox, filled = deque[Event](), asyncio.Event()
 
@@ -152,7 +155,7 @@ async def _arrivals(
 
 
 def _problem(error: Exception, answers: SequenceOf[RequestState]) -> Exception:
-    if isinstance(error, EngineStoppedError | ClientGoneError):
+    if isinstance(error, EngineStoppedError | ClientGoneError | GrammarError):
         return error
     in_step = any(answer.sequence.error is error for answer in answers)
     problem = ModelFailedError(

@@ -23,6 +23,7 @@ from minigen.model.transformer import expected_tensors
 from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.server.errors import ApiError
+from minigen.server.forms import form_of_ollama, naming
 from minigen.server.middleware.limits import header
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.ollama.responses import (
@@ -229,7 +230,7 @@ def _reply(
         writer = OllamaResponseWriter(served, answer, put, request.model, num_top, requested_ns)
         return answers, writer
 
-    return Reply(host, model.name, request.stream is not False, read)
+    return Reply(host, model.name, request.stream is not False, read, bool(request.format))
 
 
 async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
@@ -289,8 +290,10 @@ def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[
         **_sampling_fields(options),
         max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        structured_outputs=form_of_ollama(request.format),
     )
-    return llm.process_requests([prompt_ids], params)
+    with naming("structured_outputs.json", "format"):
+        return llm.process_requests([prompt_ids], params)
 
 
 def _sampling_fields(options: Options) -> dict[str, Any]:

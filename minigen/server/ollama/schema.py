@@ -100,7 +100,9 @@ class OllamaRequest(Strict):
     logprobs: bool | None = Field(None, description="Return each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
 
-    format: Annotated[Any, OnlyDefault("")] = None
+    format: str | dict[str, Any] | None = Field(
+        None, description='The form of the answer: "json", or a JSON schema; free if absent.'
+    )
     think: Annotated[Any, OnlyDefault(False)] = None
     truncate: Annotated[Any, OnlyDefault(False)] = None
     shift: Annotated[Any, OnlyDefault(False)] = None

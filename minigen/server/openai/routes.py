@@ -12,6 +12,7 @@ from minigen.llm import LLM
 from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.server.errors import ApiError
+from minigen.server.forms import naming_the_form
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.responses import ChatResponseWriter, CompletionResponseWriter
@@ -42,7 +43,7 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
             check(answers)
             return answers, ChatResponseWriter(served, answers, request)
 
-        return Reply(host, request.model, bool(request.stream), read)
+        return Reply(host, request.model, bool(request.stream), read, request.asks_for_a_form)
 
     @router.post("/completions", responses=examples.COMPLETION)
     async def complete(request: CompletionRequest) -> Reply:
@@ -54,7 +55,7 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
             writer = CompletionResponseWriter(served, answers, request)
             return answers if writer.needs_engine else [], writer
 
-        return Reply(host, request.model, bool(request.stream), read)
+        return Reply(host, request.model, bool(request.stream), read, request.asks_for_a_form)
 
     @router.get("/models", responses=examples.MODELS)
     async def models() -> dict[str, Any]:
@@ -101,7 +102,8 @@ def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     prompt = chat_prompt(llm, request)
-    return llm.process_requests([prompt], params, request.priority or 0, request.cache_salt)
+    with naming_the_form(request):
+        return llm.process_requests([prompt], params, request.priority or 0, request.cache_salt)
 
 
 def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestState]:
@@ -123,7 +125,9 @@ def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestStat
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    return llm.process_requests(request.prompt, params, request.priority or 0, request.cache_salt)
+    priority, salt = request.priority or 0, request.cache_salt
+    with naming_the_form(request):
+        return llm.process_requests(request.prompt, params, priority, salt)
 
 
 def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
@@ -176,11 +180,13 @@ def _params(request: Generation, max_tokens: int | None, **own: Any) -> Sampling
         raise ApiError("stream_options needs stream: true.", param="stream_options")
     given = {each.name: getattr(request, each.name, None) for each in fields(SamplingParams)} | own
     given["logit_bias"] = _biases(request.logit_bias)
+    given["structured_outputs"] = request.form()
     if given["top_k"] in (0, -1):
         given["top_k"] = None
     del given["max_tokens"]  # for which None has a meaning: no limit
     known = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=max_tokens, **known)
+    with naming_the_form(request):
+        return SamplingParams(max_tokens=max_tokens, **known)
 
 
 def _biases(biases: dict[str, float] | None) -> dict[int, float] | None:

@@ -24,6 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
+from minigen.server.forms import Formed
 from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
 
 T = TypeVar("T", bound=BaseModel)
@@ -189,7 +190,7 @@ def with_sampling(
 
 
 @with_sampling("openai")
-class Generation(Strict):
+class Generation(Formed, Strict):
     """The fields of both endpoints: the model, its sampling parameters, and streaming.
 
     Sampling parameters that accept what `SamplingParams` accepts are added by the decorator.
@@ -234,12 +235,6 @@ class Generation(Strict):
     use_beam_search: Annotated[Any, OnlyDefault(False)] = None
     spaces_between_special_tokens: Annotated[Any, OnlyDefault(True)] = None
     truncate_prompt_tokens: Annotated[Any, OnlyDefault()] = None
-    response_format: Annotated[Any, OnlyDefault({"type": "text"})] = None
-    structured_outputs: Annotated[Any, OnlyDefault()] = None
-    guided_json: Annotated[Any, OnlyDefault()] = None
-    guided_regex: Annotated[Any, OnlyDefault()] = None
-    guided_choice: Annotated[Any, OnlyDefault()] = None
-    guided_grammar: Annotated[Any, OnlyDefault()] = None
     return_token_ids: Annotated[Any, OnlyDefault(False)] = None
     service_tier: Annotated[Any, OnlyDefault("auto", "default")] = None
     store: Annotated[Any, OnlyDefault(False)] = None
