@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from minigen.cli.main import add_commands_of_other_packages, app
+from minigen.server.forms import Renamed
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Ignored, OnlyDefault
 from tools.chapters import ROOT, replaced
 
@@ -22,6 +23,7 @@ DOCS = ROOT / "docs"
 CLI_PAGE, HTTP_PAGE, ARCHITECTURE = DOCS / "cli.md", DOCS / "http-api.md", DOCS / "architecture.md"
 FIELDS = ("<!-- fields -->", "<!-- /fields -->")
 LAYERS = ("<!-- layers -->", "<!-- /layers -->")
+MARKS = OnlyDefault | Ignored | Renamed  # of fields that are not supported
 NOT_LISTED = ("help", "install_completion", "show_completion")
 SHARED = "generate"  # the command whose options for loading a model stand for those of all
 FIRST_SHARED = "--model"
@@ -121,7 +123,7 @@ def fields_table() -> str:
     ways = {"chat": ChatRequest.model_fields, "completions": CompletionRequest.model_fields}
     names = dict.fromkeys(name for fields in ways.values() for name in fields)
     rows: list[str] = []
-    others: dict[type | None, list[str]] = {OnlyDefault: [], Ignored: []}
+    others: dict[type | None, list[str]] = {OnlyDefault: [], Ignored: [], Renamed: []}
     for name in names:
         found = {way: fields[name] for way, fields in ways.items() if name in fields}
         taken = {way: field for way, field in found.items() if _mark(field) is None}
@@ -142,6 +144,9 @@ def fields_table() -> str:
             "Accepted only with a value that changes nothing, because minigen does not support "
             f"others: {', '.join(others[OnlyDefault])}.",
             "",
+            "Refused with their newer names, because vLLM has renamed them: "
+            f"{', '.join(others[Renamed])}.",
+            "",
             "Accepted and ignored, because they do not affect the answer: "
             f"{', '.join(others[Ignored])}.",
         ]
@@ -150,7 +155,7 @@ def fields_table() -> str:
 
 def _mark(field: Any) -> type | None:
     """Return what marks a field that minigen does not support, or None."""
-    return next((type(m) for m in field.metadata if isinstance(m, OnlyDefault | Ignored)), None)
+    return next((type(m) for m in field.metadata if isinstance(m, MARKS)), None)
 
 
 def layers_table() -> str:

@@ -29,6 +29,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema",
+        help="Answer with JSON that is valid by this schema: its text, or the name of a file.",
+        rich_help_panel="Sampling",
+    ),
+]
+
 app.command()(serve)
 app.command("compile")(compile_forms)
 app.add_typer(benches, name="bench")
@@ -72,15 +81,20 @@ def generate(
             help="Write a trace of the engine's steps to this file; open it at ui.perfetto.dev."
         ),
     ] = None,
+    json_schema: JsonSchema = None,
 ) -> None:
     """Continue one or several prompts in one batch, and stream the text to stdout.
 
     minigen generate "The capital of France is" --max-tokens 20
 
     minigen generate --chat "What is gravity?" "Why is the sky blue?"
+
+    minigen generate --chat "Is Paris in France?" --json-schema '{"enum": ["yes", "no"]}'
     """
     from minigen.cli.generate import print_answers, save_trace
+    from minigen.cli.options import with_schema
 
+    params = with_schema(params, json_schema)
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
     inputs = (
@@ -103,10 +117,13 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="The system message: how the model should behave.")
     ] = None,
+    json_schema: JsonSchema = None,
 ) -> None:
     """Chat with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D exits."""
     from minigen.cli.chat import converse
+    from minigen.cli.options import with_schema
 
+    params = with_schema(params, json_schema)
     converse(load(), params, system)
 
 

@@ -3,12 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
 from minigen.config import EngineConfig
+from minigen.errors import OptionError
 from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 
@@ -117,6 +119,24 @@ def with_options(
     wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
     return wrapped
+
+
+def with_schema(params: SamplingParams, schema: str | None) -> SamplingParams:
+    """Return the parameters with a JSON schema, given as text or as the name of a file.
+
+    Raises `OptionError` for a file that cannot be read, `ParamsError` for a schema of no use.
+    """
+    if schema is None:
+        return params
+    if not schema.lstrip().startswith("{"):
+        try:
+            schema = Path(schema).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"--json-schema {schema[:200]!r} is neither a schema, which starts with {{, nor a "
+                f"file that can be read: {error}."
+            ) from None
+    return replace(params, structured_outputs={"json": schema})
 
 
 def load_model(model: str, **options: Any) -> "LLM":
