@@ -45,8 +45,8 @@ from minigen.hardware import (
 
 PACKAGES = tuple(
     """torch numpy numba llvmlite triton transformers tokenizers sentencepiece safetensors gguf
-    jinja2 huggingface_hub filelock platformdirs jaxtyping beartype typer rich fastapi uvicorn
-    pydantic prometheus_client aiohttp jupyterlab ipywidgets matplotlib jupytext nbclient
+    jinja2 llguidance huggingface_hub filelock platformdirs jaxtyping beartype typer rich
+    fastapi uvicorn pydantic prometheus_client aiohttp jupyterlab ipywidgets matplotlib jupytext nbclient
     nbformat latex2mathml cloudpickle psutil openai ollama scipy regex pytest pytest-xdist
     pytest-random-order import-linter hypothesis nbval playwright schemathesis ruff mypy
     pyyaml codespell mkdocs mkdocs-material mkdocstrings-python nbgrader otter-grader""".split()
