@@ -44,12 +44,13 @@ from minigen.hardware import (
 )
 
 PACKAGES = tuple(
-    """torch numpy numba llvmlite triton transformers tokenizers sentencepiece safetensors gguf
-    jinja2 llguidance huggingface_hub filelock platformdirs jaxtyping beartype typer rich
-    fastapi uvicorn pydantic prometheus_client aiohttp jupyterlab ipywidgets matplotlib jupytext nbclient
-    nbformat latex2mathml cloudpickle psutil openai ollama scipy regex pytest pytest-xdist
-    pytest-random-order import-linter hypothesis nbval playwright schemathesis ruff mypy
-    pyyaml codespell mkdocs mkdocs-material mkdocstrings-python nbgrader otter-grader""".split()
+    """torch numpy numba llvmlite triton transformers tokenizers sentencepiece
+    safetensors gguf jinja2 llguidance huggingface_hub filelock platformdirs jaxtyping
+    beartype typer rich fastapi uvicorn pydantic prometheus_client aiohttp jupyterlab
+    ipywidgets matplotlib jupytext nbclient nbformat latex2mathml cloudpickle psutil
+    openai ollama scipy regex pytest pytest-xdist pytest-random-order import-linter
+    hypothesis nbval playwright schemathesis ruff mypy pyyaml codespell mkdocs
+    mkdocs-material mkdocstrings-python nbgrader otter-grader""".split()
 )
 VARIABLES = tuple(  # none of them contains a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY
