@@ -22,6 +22,8 @@ from minigen.sampling.processors import Logits, LogitsProcessor, TokenMatcher
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tokenizer.tokenizer import Tokenizer
 
+_QUOTED = re.compile(r"\s*\d+ \|")
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 MOST_CACHED = 32  # compiled grammars
 MOST_CACHED_CHARACTERS = 2**20  # of their sources, in all
 
@@ -199,5 +201,9 @@ def _refused(params: StructuredOutputsParams, reason: str) -> ParamsError:
 
 
 def _first_line(text: str) -> str:
-    """Return an error's text on one line, at most 300 characters, without its last full stop."""
-    return " ".join(text.split())[:300].rstrip(". ")
+    """Return an error's text on one line, at most 300 characters, without its last full stop.
+
+    The lines of the grammar that it quotes are left out.
+    """
+    own = [line for line in text.splitlines() if not _QUOTED.match(line)]
+    return " ".join(_PLACE.sub("", " ".join(own)).split())[:300].rstrip(". ")

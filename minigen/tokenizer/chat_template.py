@@ -19,7 +19,7 @@ from minigen.tokenizer.tokenizer import read_json, special_tokens
 
 _END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space shows if the template strips it
 _LIMITS = TemplateLimits()
-_OWN_NAMES = {"self", "messages", "add_generation_prompt", "continue_final_message"}
+_OWN_NAMES = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 _TOKEN_NAMES = {f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 
@@ -27,7 +27,8 @@ class ChatTemplate:
     """A model's template that writes a conversation as one text.
 
     `settable_names` are the variables that a client may set: the template reads them, and they are
-    neither the conversation nor the model's special tokens.
+    neither the conversation, its tools, nor the model's special tokens. `takes_tools` tells whether
+    it reads `tools`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"The chat template is not valid Jinja: {sentence(error)}"
             ) from None
+        self.source, self.takes_tools = source, "tools" in read
         self.settable_names = read - _OWN_NAMES - _TOKEN_NAMES - self._special_tokens.keys()
         self._process = TemplateProcess(source, limits)
 

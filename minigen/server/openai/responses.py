@@ -6,7 +6,7 @@ There is a chunk for every token, so the constant parts of a chunk are serialize
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from minigen.server.errors import ApiError
 from minigen.server.models import Served
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Generation
 from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer
+from minigen.tool_calling.parser import AnswerParser, Part, parse
+from minigen.tool_calling.tools import ToolCall
 
 LEAST = -9999.0  # OpenAI's value for a probability of 0, since JSON has no infinity
 
@@ -170,8 +172,17 @@ class ChatResponseWriter:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, served: Served, answers: SequenceOf[RequestState], request: ChatRequest):
+    def __init__(
+        self,
+        served: Served,
+        answers: SequenceOf[RequestState],
+        request: ChatRequest,
+        new_parser: Callable[[], AnswerParser] | None = None,
+    ):
         self._answers, self._tokenizer = answers, served.llm.tokenizer
+        self._new_parser = new_parser
+        self._parsers = [] if new_parser is None else [new_parser() for _ in answers]
+        self._called: set[int] = set()  # the choices with calls
         self._num_top = request.top_logprobs or 0
         self._head = Head("chatcmpl", served.name, request)
         self._opened = self._head.opened("chat.completion.chunk")
@@ -181,9 +192,8 @@ class ChatResponseWriter:
         choices = [
             {
                 "index": answer.choice.index,
-                "message": {"role": "assistant", "content": answer.choice.text, "refusal": None},
+                **self._message(answer),
                 "logprobs": self._logprobs(answer),
-                "finish_reason": answer.choice.finish_reason,
             }
             for answer in self._answers
         ]
@@ -195,11 +205,13 @@ class ChatResponseWriter:
         return b"".join(self._chunk(each.choice.index, role) for each in self._answers)
 
     def on_token(self, delta: TokenDelta) -> bytes:
-        """Return a chunk with the final text and log probabilities, and one for a finish reason."""
+        """Return chunks with the final text and log probabilities, and one for a finish reason."""
         chunk, logprobs = b"", "null"
         if delta.logprobs is not None:
             entry = chat_entry(self._tokenizer, delta.token_id, delta.logprobs, self._num_top)
             logprobs = json.dumps({"content": [entry], "refusal": None})
+        if self._parsers:
+            return self._parts(delta, logprobs)
         if delta.text or delta.logprobs is not None:
             chunk = self._chunk(delta.choice, f'{{"content":{json.dumps(delta.text)}}}', logprobs)
         if delta.finish_reason is not None:
@@ -213,6 +225,39 @@ class ChatResponseWriter:
     def failure(self, error: ApiError) -> bytes:
         """Return an error in the middle of a stream."""
         return failed_event(error)
+
+    def _message(self, answer: RequestState) -> dict[str, Any]:
+        """Return the message of a choice and its finish reason."""
+        text, reason = answer.choice.text, answer.choice.finish_reason
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._new_parser is not None:
+            parsed = parse(self._new_parser(), text, reason == "length")
+            message["content"] = parsed.content or (None if parsed.calls else "")
+            if parsed.reasoning:
+                message["reasoning_content"] = parsed.reasoning
+            if parsed.calls:
+                message["tool_calls"] = [_call(each) for each in parsed.calls]
+                reason = "tool_calls" if reason == "stop" else reason
+        return {"message": message, "finish_reason": reason}
+
+    def _parts(self, delta: TokenDelta, logprobs: str) -> bytes:
+        """Return the chunks of a token where text has parts; the first has its probabilities."""
+        parser, ended = self._parsers[delta.choice], delta.finish_reason
+        parts = parser.push(delta.text)
+        if ended is not None:
+            parts += parser.finish(ended == "length")
+        deltas = [_delta_of(part) for part in parts]
+        if not deltas and logprobs != "null":
+            deltas = ["{}"]
+        chunks = [
+            self._chunk(delta.choice, each, "null" if place else logprobs)
+            for place, each in enumerate(deltas)
+        ]
+        self._called |= {delta.choice for part in parts if part.kind == "call"}
+        if ended is not None:
+            reason = "tool_calls" if ended == "stop" and delta.choice in self._called else ended
+            chunks.append(self._chunk(delta.choice, "{}", finish=f'"{reason}"'))
+        return b"".join(chunks)
 
     def _chunk(self, index: int, delta: str, logprobs: str = "null", finish: str = "null") -> bytes:
         return (
@@ -229,6 +274,25 @@ class ChatResponseWriter:
             for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)
         ]
         return {"content": entries, "refusal": None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _delta_of(part: Part) -> str:
+    """Return a part of an answer as the delta of a chunk."""
+    if part.kind == "content":
+        return f'{{"content":{json.dumps(part.text)}}}'
+    if part.kind == "reasoning":
+        return f'{{"reasoning_content":{json.dumps(part.text)}}}'
+    call: dict[str, Any] = {"index": part.index}
+    if part.kind == "call":
+        call |= _call(ToolCall(part.call_id, part.text, ""))
+    else:
+        call["function"] = {"arguments": part.text}
+    return json.dumps({"tool_calls": [call]}, separators=(",", ":"))
 
 
 class CompletionResponseWriter:

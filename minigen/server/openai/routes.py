@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,8 +11,9 @@ from minigen.errors import ParamsError
 from minigen.llm import LLM
 from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
+from minigen.server.chat_turn import ChatTurn, chat_turn
 from minigen.server.errors import ApiError
-from minigen.server.forms import naming_the_form
+from minigen.server.forms import naming, naming_the_form
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.responses import ChatResponseWriter, CompletionResponseWriter
@@ -39,11 +40,12 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
         """Answer a conversation, as one response or as a stream of server-sent events."""
 
         def read(served: Served) -> ReadRequest:
-            answers = chat_answers(served.llm, request)
+            answers, turn = chat_answers(served.llm, request)
             check(answers)
-            return answers, ChatResponseWriter(served, answers, request)
+            return answers, ChatResponseWriter(served, answers, request, turn.new_parser)
 
-        return Reply(host, request.model, bool(request.stream), read, request.asks_for_a_form)
+        takes_long = request.asks_for_a_form or bool(request.tools)
+        return Reply(host, request.model, bool(request.stream), read, takes_long)
 
     @router.post("/completions", responses=examples.COMPLETION)
     async def complete(request: CompletionRequest) -> Reply:
@@ -82,8 +84,8 @@ def _listed(host: ModelHost, model: HostedModel) -> dict[str, Any]:
 MOST_ANSWERS = 1024  # answers to one request: prompts times n
 
 
-def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
-    """Create the states of the answers that a chat request asks for.
+def chat_answers(llm: LLM, request: ChatRequest) -> tuple[list[RequestState], ChatTurn]:
+    """Create the states of the answers that a chat request asks for, and the turn that they are.
 
     Without a token limit, an answer may fill the rest of the context. Raises a `MinigenError` if
     the request is invalid.
@@ -101,9 +103,21 @@ def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
         max_tokens=next(iter(limits), None),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    prompt = chat_prompt(llm, request)
-    with naming_the_form(request):
-        return llm.process_requests([prompt], params, request.priority or 0, request.cache_salt)
+    use, form = request.tool_use(), params.structured_outputs
+    assert not isinstance(form, Mapping), "SamplingParams has parsed it"
+    with naming_the_form(request), naming("structured_outputs.grammar", "tools"):
+        turn = chat_turn(
+            llm,
+            [_plain(message) for message in request.messages],
+            use,
+            form,
+            **_template_variables(llm, request),
+        )
+        params = replace(params, **turn.params)
+        answers = llm.process_requests(
+            [turn.prompt_ids], params, request.priority or 0, request.cache_salt
+        )
+    return answers, turn
 
 
 def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestState]:
@@ -130,8 +144,13 @@ def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestStat
         return llm.process_requests(request.prompt, params, priority, salt)
 
 
-def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
+def chat_prompt(llm: LLM, request: TokenizeRequest) -> list[int]:
     """Return the token ids of a conversation in the model's chat template."""
+    messages = [_plain(message) for message in request.messages or ()]
+    return chat_turn(llm, messages, **_template_variables(llm, request)).prompt_ids
+
+
+def _template_variables(llm: LLM, request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
         raise ApiError(
@@ -141,12 +160,11 @@ def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
     add_prompt = request.add_generation_prompt
     variables = request.chat_template_kwargs or {}
     _check_settable(variables, llm.chat_template)
-    return llm.chat_prompt(
-        [_plain(message) for message in request.messages or ()],
-        add_generation_prompt=not continues if add_prompt is None else add_prompt,
-        continue_final_message=continues,
+    return {
+        "add_generation_prompt": not continues if add_prompt is None else add_prompt,
+        "continue_final_message": continues,
         **variables,
-    )
+    }
 
 
 def _check_settable(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -26,6 +27,7 @@ from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 from minigen.server.forms import Formed
 from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
+from minigen.server.openai.tools import MessageToolCall, Tooled
 
 T = TypeVar("T", bound=BaseModel)
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -248,16 +250,32 @@ class Generation(Formed, Strict):
 class Message(Strict):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description='"developer" means the same as "system".'
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description='"developer" means the same as "system"; "tool" is the result of a call.'
     )
-    content: Content
+    content: Content | None = Field(None, description="Null only beside tool_calls.")
+    tool_calls: list[MessageToolCall] | None = Field(
+        None, description="The calls that an assistant's message made."
+    )
+    tool_call_id: str | None = Field(None, description="The call that a tool's message answers.")
+    reasoning_content: str | None = Field(None, description="Passed to the chat template.")
     name: str | None = Field(None, description="Passed to the chat template.")
     refusal: Annotated[Any, OnlyDefault()] = None
     audio: Annotated[Any, OnlyDefault()] = None
     annotations: Annotated[Any, OnlyDefault([])] = None
-    tool_calls: Annotated[Any, OnlyDefault([])] = None
     function_call: Annotated[Any, OnlyDefault()] = None
+
+    @model_validator(mode="after")
+    def _has_what_its_role_needs(self) -> "Message":
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role tool needs the tool_call_id that it answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError("only a message of role tool has a tool_call_id")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only a message of role assistant has tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content may be null only beside tool_calls")
+        return self
 
 
 class Conversation(Strict):
@@ -273,10 +291,9 @@ class Conversation(Strict):
     )
     chat_template: Annotated[Any, OnlyDefault()] = None
     documents: Annotated[Any, OnlyDefault([])] = None
-    tools: Annotated[Any, OnlyDefault([])] = None
 
 
-class ChatRequest(Generation, Conversation):
+class ChatRequest(Generation, Conversation, Tooled):
     """`POST /v1/chat/completions`."""
 
     model_config = ConfigDict(
@@ -305,10 +322,8 @@ class ChatRequest(Generation, Conversation):
     functions: Annotated[Any, OnlyDefault([])] = None
     modalities: Annotated[Any, OnlyDefault(["text"])] = None
     moderation: Annotated[Any, OnlyDefault()] = None
-    parallel_tool_calls: Annotated[Any, OnlyDefault(True, False)] = None
     prediction: Annotated[Any, OnlyDefault()] = None
     reasoning_effort: Annotated[Any, OnlyDefault("none")] = None
-    tool_choice: Annotated[Any, OnlyDefault("none", "auto")] = None
     verbosity: Annotated[Any, OnlyDefault("medium")] = None
     web_search_options: Annotated[Any, OnlyDefault()] = None
 
