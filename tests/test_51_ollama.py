@@ -229,12 +229,12 @@ def test_unsupported_fields_are_refused_by_name(
     assert field in answer.json()["error"]
 
 
-def test_roles_and_tools_that_templates_do_not_get_are_refused(client: ollama.Client) -> None:
+def test_roles_and_tools_that_are_none_are_refused(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="role") as caught:
-        client.chat("tiny", [{"role": "tool", "content": "4"}])
+        client.chat("tiny", [{"role": "robot", "content": "4"}])
     assert caught.value.status_code == 400
-    tool: Any = {"type": "function", "function": {"name": "add", "description": "adds"}}
-    with pytest.raises(ollama.ResponseError, match="tools"):
+    tool: Any = {"type": "function", "function": {"name": "add it", "description": "adds"}}
+    with pytest.raises(ollama.ResponseError, match="tool's name"):
         client.chat("tiny", MESSAGES, tools=[tool])
 
 

@@ -322,7 +322,7 @@ def test_errors_raise_the_clients_own_exceptions(
 
 def test_a_chat_names_unsupported_fields(client: OpenAI) -> None:
     refused: list[Any] = [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "web_search"}]},
         {"response_format": {"type": "xml"}},
         {"store": True},
         {"modalities": ["text", "audio"]},

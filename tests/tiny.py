@@ -106,15 +106,22 @@ _TEMPLATE = (
 )
 
 
-def save_tokenizer(directory: Path, chat_template: str | None = _TEMPLATE) -> None:
-    """Save a byte-level tokenizer without merges: ids 0 to 2 are special, then the 256 bytes."""
+def save_tokenizer(
+    directory: Path, chat_template: str | None = _TEMPLATE, more_specials: tuple[str, ...] = ()
+) -> None:
+    """Save a byte-level tokenizer without merges: ids 0 to 2 are special, then the 256 bytes.
+
+    After these come `more_specials`.
+    """
     specials = ["<unk>", "<s>", "</s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: token_id for token_id, token in enumerate(specials + alphabet)}
+    vocab = {
+        token: token_id for token_id, token in enumerate([*specials, *alphabet, *more_specials])
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens([*specials, *more_specials])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )

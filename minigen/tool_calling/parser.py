@@ -86,14 +86,20 @@ class AnswerParser:
         The beginning of a call that was `cut_off` by the limit of tokens is dropped.
         """
         parts: list[Part] = []
-        rest, self._rest = self._rest, ""
+        while self._step == self._head:
+            if cut_off and (self._begun or self._num_calls):
+                self._rest = self._blanks = ""
+                break
+            if not self._whole_call(self._rest, parts):
+                self._give_up(parts)
+                parts += self.push("")
+                continue
+            self._rest = ""
+            break
         if self._step == self._thinking:
-            parts += [Part("reasoning", rest)] if rest else []
-        elif self._step == self._head:
-            if not cut_off or not (self._begun or self._num_calls):
-                self._whole_call(rest, parts)
+            parts += [Part("reasoning", self._rest)] if self._rest else []
         elif self._step not in (self._arguments, self._after_call):
-            self._say(rest, parts)
+            self._say(self._rest, parts)
         if self._blanks and not self._num_calls:
             parts.append(Part("content", self._blanks))
         return parts
@@ -149,40 +155,42 @@ class AnswerParser:
     def _head(self, parts: list[Part]) -> bool:
         """Look for a call's name; `_rest` is all that follows the mark, and has no name yet."""
         assert self._style is not None
-        found = self._style.head.match(self._rest)
-        end = self._rest.find(self._style.end) if self._style.end else -1
+        near = self._rest[:MOST_HEAD]
+        found = self._style.head.match(near)
+        end = near.find(self._style.end) if self._style.end else -1
         if found is not None and found["name"] in self._names:
             self._open(found["name"], parts)
             self._rest, self._step = self._rest[found.end() :], self._arguments
-        elif end >= 0:
-            whole, self._rest = self._rest[:end], self._rest[end + len(self._style.end) :]
-            self._step = self._text
-            if not self._whole_call(whole, parts):
-                self._say(self._style.end, parts)
-        elif found is not None or not _may_be_call(self._rest, self._style):
-            self._say(self._begun + self._rest, parts)
-            self._rest, self._step = "", self._text
+        elif end >= 0 and self._whole_call(near[:end], parts):
+            self._rest, self._step = self._rest[end:], self._after_call
+        elif end >= 0 or found is not None or not _may_be_call(near, self._style):
+            self._give_up(parts)
         else:
             return False
         return True
 
+    def _give_up(self, parts: list[Part]) -> None:
+        """Take the mark for text; what follows it may still have another."""
+        self._say(self._begun, parts)
+        self._step = self._text
+
     def _whole_call(self, text: str, parts: list[Part]) -> bool:
-        """Read a call whose parts are all there, in any order; say it as text if it is none."""
+        """Read a call whose parts are all there, in any order; return whether it is one."""
         try:
             call: Any = json.loads(text)
         except (ValueError, RecursionError):
-            call = None
+            return False
         if isinstance(call, list) and len(call) == 1:
             call = call[0]
-        if isinstance(call, dict) and call.get("name") in self._names:
-            arguments = call.get("arguments", call.get("parameters", {}))
-            if isinstance(arguments, dict):
-                self._open(call["name"], parts)
-                written = json.dumps(arguments, ensure_ascii=False)
-                parts.append(Part("arguments", written, self._num_calls - 1))
-                return True
-        self._say(self._begun + text, parts)
-        return False
+        if not isinstance(call, dict) or call.get("name") not in self._names:
+            return False
+        arguments = call.get("arguments", call.get("parameters", {}))
+        if not isinstance(arguments, dict):
+            return False
+        self._open(call["name"], parts)
+        written = json.dumps(arguments, ensure_ascii=False)
+        parts.append(Part("arguments", written, self._num_calls - 1))
+        return True
 
     def _open(self, name: str, parts: list[Part]) -> None:
         assert self._style is not None
@@ -240,7 +248,7 @@ class AnswerParser:
 
 def _may_be_call(begun: str, style: ToolFormat) -> bool:
     """Return whether a text, in which no call's head was found, may still become a call."""
-    if len(begun) > MOST_HEAD:
+    if len(begun) >= MOST_HEAD:
         return False
     if style.names_come_bare:
         return re.fullmatch(r"\s*[\w.-]*(\[[\w\]\[]*)?\s*", begun) is not None

@@ -10,6 +10,8 @@ from minigen.outputs import RequestState, TokenDelta
 from minigen.server.errors import ApiError
 from minigen.server.models import Served
 from minigen.server.openai.responses import TokenLogprobs, chat_entry
+from minigen.tool_calling.parser import AnswerParser, ParsedAnswer, Part, joined, parse
+from minigen.tool_calling.tools import ToolCall
 
 Put = Callable[[str], dict[str, Any]]
 
@@ -47,18 +49,25 @@ class OllamaResponseWriter:
         model: str,
         num_top: int,
         requested_ns: int,
+        new_parser: Callable[[], AnswerParser] | None = None,
     ):
         self._answer, self._put, self._num_top = answer, put, num_top
         self._tokenizer = served.llm.tokenizer
         self._facts = facts_now(model)
         self._requested_ns = requested_ns
+        self._parser = new_parser() if new_parser is not None else None
+        self._calls: list[Part] = []  # sent as a whole
 
     def whole(self) -> bytes:
         """Return the JSON of the answer."""
         choice = self._answer.choice
         logprobs = choice.logprobs
         entries = None if logprobs is None else list(zip(choice.token_ids, logprobs, strict=True))
-        return self._line({**self._put(choice.text), **self._logprobs(entries), **self._summary()})
+        put = self._put(choice.text)
+        if self._parser is not None:
+            cut_off = choice.finish_reason == "length"
+            put = self._with_parts(parse(self._parser, choice.text, cut_off))
+        return self._line({**put, **self._logprobs(entries), **self._summary()})
 
     def on_start(self) -> bytes:
         """Return nothing, because the first line contains the first token."""
@@ -66,11 +75,11 @@ class OllamaResponseWriter:
 
     def on_token(self, delta: TokenDelta) -> bytes:
         """Return a line with the final text and the log probabilities."""
-        if not delta.text and delta.logprobs is None:
+        put = self._put(delta.text) if self._parser is None else self._put_parts(delta)
+        if put is None or (not delta.text and delta.logprobs is None and self._parser is None):
             return b""
         entries = None if delta.logprobs is None else [(delta.token_id, delta.logprobs)]
-        piece = {**self._put(delta.text), **self._logprobs(entries), "done": False}
-        return self._line(piece)
+        return self._line({**put, **self._logprobs(entries), "done": False})
 
     def end(self) -> bytes:
         """Return the last line: the finish reason and the durations."""
@@ -79,6 +88,28 @@ class OllamaResponseWriter:
     def failure(self, error: ApiError) -> bytes:
         """Return an error in the middle of a stream, in the format that Ollama's client expects."""
         return json.dumps({"error": error.message}).encode() + b"\n"
+
+    def _put_parts(self, delta: TokenDelta) -> dict[str, Any] | None:
+        """Return the text and the thoughts of a token, at the end also all calls; None if none."""
+        assert self._parser is not None
+        parts = self._parser.push(delta.text)
+        ended = delta.finish_reason is not None
+        if ended:
+            parts += self._parser.finish(delta.finish_reason == "length")
+        of_calls = [part for part in parts if part.kind in ("call", "arguments")]
+        self._calls += of_calls
+        ready = [part for part in parts if part not in of_calls] + (self._calls if ended else [])
+        return self._with_parts(joined(ready)) if ready or delta.logprobs is not None else None
+
+    def _with_parts(self, parsed: ParsedAnswer) -> dict[str, Any]:
+        put = self._put(parsed.content)
+        inside = put.get("message", put)  # /api/generate has its fields at the top
+        if parsed.reasoning:
+            inside["thinking"] = parsed.reasoning
+        calls = [_called(place, call) for place, call in enumerate(parsed.calls)]
+        if calls:
+            inside["tool_calls"] = [call for call in calls if call is not None]
+        return put
 
     def _line(self, piece: dict[str, Any]) -> bytes:
         return json.dumps({**self._facts, **piece}).encode() + b"\n"
@@ -108,3 +139,15 @@ class OllamaResponseWriter:
             "eval_count": len(answer.choice.token_ids),
             "eval_duration": last_ns - first_ns,
         }
+
+
+def _called(place: int, call: ToolCall) -> dict[str, Any] | None:
+    """Return a call in Ollama's form; None if it was cut off within its arguments."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return {
+        "id": call.id,
+        "function": {"index": place, "name": call.name, "arguments": arguments},
+    }

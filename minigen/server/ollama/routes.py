@@ -16,12 +16,13 @@ from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.errors import ContextLengthError
+from minigen.errors import ContextLengthError, ParamsError
 from minigen.fields import default_at, offered_at
 from minigen.llm import LLM
 from minigen.model.transformer import expected_tensors
 from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
+from minigen.server.chat_turn import ChatTurn, chat_turn
 from minigen.server.errors import ApiError
 from minigen.server.forms import form_of_ollama, naming
 from minigen.server.middleware.limits import header
@@ -44,7 +45,9 @@ from minigen.server.ollama.schema import (
     ShowRequest,
 )
 from minigen.server.openai.routes import Check
+from minigen.server.openai.tools import tools_of
 from minigen.server.replies import ReadRequest, Reply
+from minigen.tool_calling.tools import ToolUse
 
 LATEST = ":latest"
 FOR_EVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -217,20 +220,23 @@ def _reply(
     check: Check,
     request: OllamaRequest,
     put: Put,
-    answers_of: Callable[[LLM], list[RequestState]],
+    answers_of: Callable[[LLM], tuple[list[RequestState], ChatTurn]],
 ) -> Reply:
     requested_ns = time.perf_counter_ns()
     model = find_model(host, request.model)
 
     def read(served: Served) -> ReadRequest:
         _keep(model, request)
-        (answer,) = answers = answers_of(served.llm)
+        answers, turn = answers_of(served.llm)
         check(answers)
         num_top = request.top_logprobs or 0
-        writer = OllamaResponseWriter(served, answer, put, request.model, num_top, requested_ns)
+        writer = OllamaResponseWriter(
+            served, answers[0], put, request.model, num_top, requested_ns, turn.new_parser
+        )
         return answers, writer
 
-    return Reply(host, model.name, request.stream is not False, read, bool(request.format))
+    takes_long = bool(request.format) or bool(getattr(request, "tools", None))
+    return Reply(host, model.name, request.stream is not False, read, takes_long)
 
 
 async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
@@ -257,43 +263,52 @@ def _keep(model: HostedModel, request: OllamaRequest) -> None:
         model.keep_for(request.keep_alive if request.keep_alive >= 0 else None)
 
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
-def generate_answers(llm: LLM, request: GenerateRequest) -> list[RequestState]:
+def generate_answers(llm: LLM, request: GenerateRequest) -> tuple[list[RequestState], ChatTurn]:
     """Create the state of the answer to a prompt. Raises a `MinigenError` for an invalid request.
 
     As in Ollama, the prompt becomes a message in the model's chat template, unless `raw` is set.
     """
-    prompt: str | list[int] = request.prompt or ""
+    prompt, form = request.prompt or "", form_of_ollama(request.format)
     if request.raw and request.system:
         raise ApiError("system needs a chat template, which raw turns off.", param="system")
     if not request.raw and (llm.chat_template is not None or request.system):
         system = [{"role": "system", "content": request.system}] if request.system else []
-        prompt = llm.chat_prompt([*system, {"role": "user", "content": prompt}])
-    return _answers(llm, prompt, request)
+        turn = chat_turn(llm, [*system, {"role": "user", "content": prompt}], form=form)
+    else:
+        turn = ChatTurn(llm.tokenizer.encode(prompt), {"structured_outputs": form}, None)
+    return _answers(llm, turn, request)
 
 
-def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[RequestState]:
+def chat_answers(llm: LLM, request: OllamaChatRequest) -> tuple[list[RequestState], ChatTurn]:
     """Create the state of the answer to a conversation; see `generate_answers`."""
     messages = [_plain(message) for message in request.messages or ()]
     thinks = {} if request.think is None else {"enable_thinking": False}
-    return _answers(llm, llm.chat_prompt(messages, **thinks), request)
+    form = form_of_ollama(request.format)
+    try:
+        use = ToolUse(tools_of(request.tools))
+    except ParamsError as error:
+        raise ApiError(str(error), param="tools") from error
+    return _answers(llm, chat_turn(llm, messages, use, form, **thinks), request)
 
 
-def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[RequestState]:
+def _answers(
+    llm: LLM, turn: ChatTurn, request: OllamaRequest
+) -> tuple[list[RequestState], ChatTurn]:
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
     options = request.options or Options.model_validate({})
-    prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    num_prompt = len(turn.prompt_ids)
     params = SamplingParams(
         **_sampling_fields(options),
-        max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
+        max_tokens=_max_tokens(options, num_prompt, llm.config.max_positions),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        structured_outputs=form_of_ollama(request.format),
+        **turn.params,
     )
-    with naming("structured_outputs.json", "format"):
-        return llm.process_requests([prompt_ids], params)
+    with naming("structured_outputs.json", "format"), naming("structured_outputs.grammar", "tools"):
+        return llm.process_requests([turn.prompt_ids], params), turn
 
 
 def _sampling_fields(options: Options) -> dict[str, Any]:
@@ -329,4 +344,15 @@ def _plain(message: OllamaMessage) -> dict[str, Any]:
             f"A message's role must be one of {', '.join(ROLES)}, not {message.role!r}.",
             param="messages",
         )
-    return {"role": message.role, "content": message.content}
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        plain["reasoning_content"] = message.thinking
+    if message.tool_name is not None:
+        plain["name"] = message.tool_name
+    if message.tool_calls:
+        calls = [(call.id or "", call.function) for call in message.tool_calls]
+        plain["tool_calls"] = [
+            {"id": own, "type": "function", "function": {"name": f.name, "arguments": f.arguments}}
+            for own, f in calls
+        ]
+    return plain

@@ -4,7 +4,7 @@ An unknown field or option, or an unsupported value, is an error that names the 
 Ollama's API reference, and its client's types.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
@@ -18,6 +18,7 @@ from minigen.server.openai.schema import (
     Strict,
     with_sampling,
 )
+from minigen.server.openai.tools import ToolDefinition
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}  # Ollama's, by ours
 NO_LIMITS = (-1, -2)  # num_predict: until the model stops, or until the context is full
@@ -127,15 +128,33 @@ class GenerateRequest(OllamaRequest):
     context: Annotated[Any, OnlyDefault([])] = None
 
 
+class OllamaFunction(Strict):
+    """The function of a call, and its arguments as an object."""
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: int | None = None
+    description: Annotated[Any, Ignored("string")] = None
+
+
+class OllamaToolCall(Strict):
+    """A call in a message of the assistant."""
+
+    function: OllamaFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class OllamaMessage(Strict):
     """One message of a conversation."""
 
-    role: str = Field(description='"system", "user" or "assistant".')
-    content: str = ""
+    role: str = Field(description='"system", "user", "assistant", or "tool": a call\'s result.')
+    content: str | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = Field(None, description="The tool whose result this is.")
+    tool_call_id: str | None = None
     images: Annotated[Any, OnlyDefault([])] = None
-    thinking: Annotated[Any, OnlyDefault("")] = None
-    tool_calls: Annotated[Any, OnlyDefault([])] = None
-    tool_name: Annotated[Any, OnlyDefault("")] = None
+    thinking: str | None = Field(None, description="Passed to the chat template.")
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -154,7 +173,9 @@ class OllamaChatRequest(OllamaRequest):
     messages: list[OllamaMessage] | None = Field(
         None, description="If absent, only load the model."
     )
-    tools: Annotated[Any, OnlyDefault([])] = None
+    tools: list[ToolDefinition] | None = Field(
+        None, description="Functions that the model may call."
+    )
 
 
 class ShowRequest(Strict):

@@ -315,6 +315,19 @@ class ChatRequest(Generation, Conversation, Tooled):
         None, ge=0, le=MOST_TOP_LOGPROBS, description="Also return those of the most likely tokens."
     )
 
+    @model_validator(mode="after")
+    def _results_answer_calls(self) -> "ChatRequest":
+        known: set[str] = set()
+        for place, message in enumerate(self.messages):
+            known |= {call.id for call in message.tool_calls or ()}
+            wanted = message.tool_call_id
+            if wanted is not None and wanted not in known:
+                raise ValueError(
+                    f"message {place} answers the call {wanted[:100]!r}, but no message before it "
+                    "has a call with that id"
+                )
+        return self
+
     echo: Annotated[Any, OnlyDefault(False)] = None
     add_special_tokens: Annotated[Any, OnlyDefault(False)] = None
     audio: Annotated[Any, OnlyDefault()] = None

@@ -3,6 +3,7 @@
 Source: OpenAI's API reference: `tools`, `tool_choice`, `parallel_tool_calls`, `tool_calls`.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -94,16 +95,21 @@ class Tooled(_Strict):
 
     def tool_use(self) -> ToolUse:
         """Return the tools and their choice. Raises `ApiError` for those that cannot be used."""
-        try:
-            tools = tuple(_tool(each.function) for each in self.tools or ())
-        except ParamsError as error:
-            raise ApiError(str(error), param="tools") from error
+        tools = tools_of(self.tools)
         one = self.parallel_tool_calls is False or isinstance(self.tool_choice, NamedTool)
         try:
             return ToolUse(tools, _choice(self.tool_choice), parallel=not one)
         except ParamsError as error:
             about_choice = str(error).startswith("tool_choice")
             raise ApiError(str(error), param="tool_choice" if about_choice else "tools") from error
+
+
+def tools_of(given: Iterable[ToolDefinition] | None) -> tuple[Tool, ...]:
+    """Return a request's tools. Raises `ApiError` for a name or a schema that cannot be used."""
+    try:
+        return tuple(_tool(each.function) for each in given or ())
+    except ParamsError as error:
+        raise ApiError(str(error), param="tools") from error
 
 
 def _tool(function: FunctionDefinition) -> Tool:

@@ -1,0 +1,246 @@
+"""Tool calls: how each family writes them, how answers are read, how conversations are told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minigen.errors import ParamsError, PromptError
+from minigen.tool_calling.formats import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    ToolFormat,
+    format_of,
+)
+from minigen.tool_calling.parser import MOST_HEAD, AnswerParser, Part, Reasoning, joined, parse
+from minigen.tool_calling.prompt import for_plain_template, for_template
+from minigen.tool_calling.tools import MOST_TOOLS, Tool, ToolChoice, ToolUse
+
+NAMES = ("add", "get_time")
+ARGUMENTS = '{"a": "}\\"{", "b": [1, {"c": "<tool_call>"}], "d": "é\\\\"}'
+FORMATS = (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)
+
+
+def written(style: ToolFormat, *calls: tuple[str, str]) -> str:
+    """Return calls as the family writes them."""
+    bodies = [
+        f"{style.before_name}{name}{style.before_arguments}{arguments}{style.after_arguments}"
+        for name, arguments in calls
+    ]
+    if style.one_list:
+        return f"{style.begin}[{style.between.join(bodies)}]"
+    return style.between.join(f"{style.begin}{body}{style.end}" for body in bodies)
+
+
+def read(
+    style: ToolFormat | None, text: str, reasoning: Reasoning = "none", cut_off: bool = False
+) -> tuple[str, str, list[tuple[str, str]]]:
+    found = parse(AnswerParser(style, NAMES, reasoning), text, cut_off)
+    return found.reasoning, found.content, [(call.name, call.arguments) for call in found.calls]
+
+
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.name)
+def test_the_calls_of_each_family_are_read(style: ToolFormat) -> None:
+    calls = [("add", ARGUMENTS), ("get_time", "{}")]
+    assert read(style, written(style, *calls)) == ("", "", calls)
+
+
+@pytest.mark.parametrize("style", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda style: style.name)
+def test_text_before_a_call_is_kept_without_its_last_blanks(style: ToolFormat) -> None:
+    text = "I look it up.\n\n" + written(style, ("add", '{"a": 1}'))
+    assert read(style, text) == ("", "I look it up.", [("add", '{"a": 1}')])
+
+
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.name)
+@given(data=st.data())
+def test_the_parts_are_the_same_however_the_text_is_cut(style: ToolFormat, data: Any) -> None:
+    pieces = [
+        written(style, ("add", ARGUMENTS)),
+        written(style, ("get_time", "{}"), ("add", '{"x": [[]]}')),
+        written(style, ("unknown", '{"a": 1}')),
+        "text \n ",
+        '{"name": ',
+        "<tool_",
+        "[TOOL_CALLS]",
+        "<think>hm</think>\n\n",
+        "</tool_call>",
+    ]
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=4)))
+    reasoning = data.draw(st.sampled_from(["none", "may begin", "has begun"]))
+    cut_off = data.draw(st.booleans())
+    whole = read(style, text, reasoning, cut_off)
+    parser = AnswerParser(style, NAMES, reasoning)
+    parts: list[Part] = []
+    place = 0
+    while place < len(text):
+        length = data.draw(st.integers(1, 12))
+        parts += parser.push(text[place : place + length])
+        place += length
+    found = joined([*parts, *parser.finish(cut_off)])
+    calls = [(call.name, call.arguments) for call in found.calls]
+    assert (found.reasoning, found.content, calls) == whole
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    parser = AnswerParser(HERMES, NAMES)
+    pieces = ['<tool_call>{"name": "add", "arg', 'uments": {"a', '": 1', "}}</tool_", "call> yes"]
+    found = [[(part.kind, part.text) for part in parser.push(piece)] for piece in pieces]
+    assert found == [
+        [],
+        [("call", "add"), ("arguments", '{"a')],
+        [("arguments", '": 1')],
+        [("arguments", "}")],
+        [("content", " yes")],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Here: <tool_call>\n{"name": "shout", "arguments": {}}\n</tool_call> so.',
+        "Here: <tool_call>\nadd(1)\n</tool_call> so.",
+        'Here: <tool_call>\n["add"]\n</tool_call> so.',
+        "a <tool_call",
+        "<b>bold</b> { } ",
+    ],
+)
+def test_what_is_no_call_of_a_known_tool_stays_text(text: str) -> None:
+    assert read(HERMES, text) == ("", text, [])
+
+
+@pytest.mark.parametrize("text", ['{"answer": 42}', "{", "{}", '{"name": 5}', "Hello {", " [1] "])
+def test_json_that_is_no_call_stays_text_for_a_family_without_marks(text: str) -> None:
+    assert read(LLAMA, text) == ("", text, [])
+
+
+def test_json_that_is_no_call_is_not_held_back() -> None:
+    parser = AnswerParser(LLAMA, NAMES)
+    assert [part.text for part in parser.push('{"answer": ')] == ['{"answer":']
+
+
+def test_a_call_whose_arguments_come_first_is_read_at_its_end() -> None:
+    text = '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>'
+    assert read(HERMES, text) == ("", "", [("add", '{"a": 1}')])
+
+
+def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1'
+    assert read(HERMES, text, cut_off=True) == ("", "", [("add", '{"a": 1')])
+
+
+def test_the_beginning_of_a_call_that_is_cut_off_is_no_text() -> None:
+    assert read(HERMES, 'So <tool_call>{"name": "ad', cut_off=True) == ("", "So", [])
+    assert read(HERMES, 'So <tool_call>{"name": "ad') == (
+        *("", 'So <tool_call>{"name": "ad'),
+        [],
+    )
+
+
+def test_reasoning_comes_apart_where_the_model_begins_it_or_the_prompt_did() -> None:
+    call = written(HERMES, ("add", "{}"))
+    assert read(HERMES, f"<think>\nwhy?\n</think>\n\n{call}", "may begin") == (
+        *("\nwhy?\n", ""),
+        [("add", "{}")],
+    )
+    assert read(None, "why?</think>\n\nSo.", "has begun") == ("why?", "So.", [])
+    assert read(None, "So <think> it", "may begin") == ("", "So <think> it", [])
+
+
+def test_a_long_hostile_answer_is_read_with_little_held_back() -> None:
+    """Each piece is looked at a bounded number of times: what waits stays below the limit."""
+    for text in ("<tool_call>" * 5000, '<tool_call>{"name": "' + "a" * 50_000, "<" * 50_000):
+        parser, most = AnswerParser(HERMES, NAMES), 0
+        for place in range(0, len(text), 50):
+            parser.push(text[place : place + 50])
+            most = max(most, len(parser._rest))
+        assert most <= MOST_HEAD + 50
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", "mistral"),
+        ("{% if tools %}[TOOL_CALLS]x[ARGS]{% endif %}", "mistral with [ARGS]"),
+        ('{% if tools %}Environment: ipython {"name": n, "parameters": p}{% endif %}', "llama"),
+    ],
+)
+def test_the_family_is_seen_from_the_template(template: str, wanted: str) -> None:
+    found = format_of(template)
+    assert found is not None
+    assert found.name == wanted
+
+
+def test_a_form_that_is_not_known_is_not_guessed() -> None:
+    assert format_of("{% if tools %}<tool_call><function=add>{% endif %}") is None
+    assert format_of("{% if tools %}{{ tools }}{% endif %}") is None
+
+
+CALL = {
+    "role": "assistant",
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 1}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+ADD = Tool(name="add", description="Adds one.", parameters={"properties": {"a": {}}})
+
+
+def test_a_template_with_tools_gets_objects_names_and_text() -> None:
+    call, result = for_template([CALL, RESULT])
+    assert call["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert (call["content"], result["name"]) == ("", "add")
+    assert CALL["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'  # the caller's is unchanged
+
+
+def test_a_template_without_tools_gets_them_in_words() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    found = for_plain_template([system, CALL, RESULT, RESULT], (ADD,), must_call=False)
+    assert [message["role"] for message in found] == ["system", "assistant", "user"]
+    assert found[0]["content"].startswith("Be brief.\n\n")
+    assert json.dumps(ADD.described["function"]) in found[0]["content"]
+    assert read(HERMES, found[1]["content"]) == ("", "", [("add", '{"a": 1}')])
+    assert found[2]["content"].count("<tool_response>\n2\n</tool_response>") == 2
+
+
+def test_without_tools_nothing_is_added_to_the_conversation() -> None:
+    user = {"role": "user", "content": "Hi"}
+    assert for_plain_template([user], (), must_call=False) == [user]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "a=1", "{" * 100_000])
+def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    for convert in (for_template, lambda messages: for_plain_template(messages, (), False)):
+        with pytest.raises(PromptError, match="'add' must be the text of a JSON object"):
+            convert([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: Tool(name="two words"), "letters, digits"),
+        (lambda: Tool(name="a" * 129), "letters, digits"),
+        (lambda: Tool(name="f", parameters={"type": "array"}), "schema of an object"),
+        (lambda: Tool(name="f", parameters={"$ref": "http://x"}), "schema of tool 'f' refers"),
+        (lambda: Tool(name="f", parameters={"x": 1}, strict=True), "tool 'f' has the keyword 'x'"),
+        (lambda: ToolUse((ADD, ADD)), "Two tools have the name 'add'"),
+        (
+            lambda: ToolUse(tuple(Tool(name=f"f{i}") for i in range(MOST_TOOLS + 1))),
+            "at most 128 tools",
+        ),
+        (lambda: ToolUse((), ToolChoice("required")), "no tools to call"),
+        (lambda: ToolUse((ADD,), ToolChoice("auto", ("sub",))), "'sub', which is none"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused_by_name(wrong: Any, said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        wrong()
