@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from minigen.errors import ParamsError, PromptError
+from minigen.sampling.grammar import LLGuidanceBackend
+from minigen.sampling.structured_outputs import StructuredOutputsParams
+from minigen.tokenizer.tokenizer import Tokenizer, bytes_of_letters
 from minigen.tool_calling.formats import (
     HERMES,
     LLAMA,
@@ -16,9 +20,11 @@ from minigen.tool_calling.formats import (
     ToolFormat,
     format_of,
 )
+from minigen.tool_calling.grammar import form_of_answer
 from minigen.tool_calling.parser import MOST_HEAD, AnswerParser, Part, Reasoning, joined, parse
 from minigen.tool_calling.prompt import for_plain_template, for_template
 from minigen.tool_calling.tools import MOST_TOOLS, Tool, ToolChoice, ToolUse
+from tests.tiny import TINY_VOCAB, save_tokenizer
 
 NAMES = ("add", "get_time")
 ARGUMENTS = '{"a": "}\\"{", "b": [1, {"c": "<tool_call>"}], "d": "é\\\\"}'
@@ -244,3 +250,113 @@ def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
 def test_tools_that_cannot_be_used_are_refused_by_name(wrong: Any, said: str) -> None:
     with pytest.raises(ParamsError, match=said):
         wrong()
+
+
+SIZE = {
+    "type": "object",
+    "properties": {"size": {"type": "integer"}, "unit": {"enum": ["m"]}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+ID_OF_BYTE = {bytes_of_letters(letter)[0]: 3 + i for i, letter in enumerate(_ALPHABET)}
+CALLED, GOOD, BAD = "set_size", '{"size": 5, "unit": "m"}', '{"size": "5"}'
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> LLGuidanceBackend:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return LLGuidanceBackend(Tokenizer.from_directory(directory), TINY_VOCAB, [2])
+
+
+def accepts(
+    backend: LLGuidanceBackend, form: StructuredOutputsParams | None, text: str
+) -> bool | None:
+    """Return whether a form accepts a text as a whole answer; None if it may only go on."""
+    assert form is not None
+    matcher = backend.compile(form)
+    for byte in text.encode():
+        token_id = ID_OF_BYTE[byte]
+        if not matcher.allowed()[token_id]:
+            return False
+        matcher.accept(token_id)
+    return True if matcher.allowed()[2] else None
+
+
+def form_of(
+    style: ToolFormat,
+    mode: str,
+    parallel: bool = True,
+    own: StructuredOutputsParams | None = None,
+    reasoning: Reasoning = "none",
+) -> StructuredOutputsParams | None:
+    tool = Tool(name=CALLED, parameters=SIZE, strict=True)
+    choice = ToolChoice(mode)  # type: ignore[arg-type]
+    return form_of_answer(
+        ToolUse((tool,), choice, parallel), style, own, reasoning, lambda text: None
+    )
+
+
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.name)
+def test_a_forced_answer_is_calls_with_valid_arguments(
+    backend: LLGuidanceBackend, style: ToolFormat
+) -> None:
+    form, one = form_of(style, "required"), form_of(style, "required", parallel=False)
+    good, two = written(style, (CALLED, GOOD)), written(style, (CALLED, GOOD), (CALLED, GOOD))
+    assert accepts(backend, form, good)
+    assert accepts(backend, form, two)
+    assert accepts(backend, one, good)
+    assert accepts(backend, one, two) is False
+    for text in ("Hello", "", written(style, (CALLED, BAD)), written(style, ("other", GOOD))):
+        assert not accepts(backend, form, text)
+
+
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.name)
+def test_a_free_answer_with_a_strict_tool_is_text_or_valid_calls(
+    backend: LLGuidanceBackend, style: ToolFormat
+) -> None:
+    form = form_of(style, "auto")
+    for text in ("Hello {", "", "é\n\n", written(style, (CALLED, GOOD))):
+        assert accepts(backend, form, text), text
+    if style.begin:
+        assert accepts(backend, form, "So: " + written(style, (CALLED, GOOD)) + " Done.")
+    assert not accepts(backend, form, written(style, (CALLED, BAD)))
+
+
+def test_an_answer_is_in_its_form_or_calls(backend: LLGuidanceBackend) -> None:
+    own = StructuredOutputsParams(json={"type": "integer"})
+    form = form_of(HERMES, "auto", own=own)
+    assert accepts(backend, form, "17")
+    assert accepts(backend, form, written(HERMES, (CALLED, GOOD)))
+    assert not accepts(backend, form, "seventeen")
+
+
+@pytest.mark.parametrize("mode", ["none", "required"])
+def test_a_form_begins_after_the_reasoning(backend: LLGuidanceBackend, mode: str) -> None:
+    own = StructuredOutputsParams(json={"type": "integer"})
+    answer = "17" if mode == "none" else written(HERMES, (CALLED, GOOD))
+    may = form_of(HERMES, mode, own=own, reasoning="may begin")
+    for text in (answer, f"<think>1 < 2</think>\n\n{answer}", f"<think></think>{answer}"):
+        assert accepts(backend, may, text), text
+    begun = form_of(HERMES, mode, own=own, reasoning="has begun")
+    assert accepts(backend, begun, f"hm <b></think>\n{answer}")
+    assert not accepts(backend, begun, answer)
+    assert not accepts(backend, may, f"<think>hm</think> I say {answer}")
+
+
+def test_a_mark_that_is_a_special_token_is_that_token() -> None:
+    tool = Tool(name=CALLED, parameters=SIZE)
+    use = ToolUse((tool,), ToolChoice("required"))
+    ids = {"[TOOL_CALLS]": 7, "[ARGS]": 8}
+    form = form_of_answer(use, MISTRAL_ARGS, None, "none", ids.get)
+    assert form is not None
+    assert "<[7]>" in form.source
+    assert "<[8]>" in form.source
+    assert "[TOOL_CALLS]" not in form.source
+
+
+def test_tools_that_nothing_forces_cost_no_grammar() -> None:
+    tool = Tool(name=CALLED, parameters=SIZE)
+    for use in (ToolUse((tool,)), ToolUse((tool,), ToolChoice("none")), ToolUse()):
+        assert form_of_answer(use, HERMES, None, "none", lambda text: None) is None

@@ -278,10 +278,23 @@ class Message(Strict):
         return self
 
 
+def _with_known_calls(messages: list[Message]) -> list[Message]:
+    known: set[str] = set()
+    for place, message in enumerate(messages):
+        known |= {call.id for call in message.tool_calls or ()}
+        wanted = message.tool_call_id
+        if wanted is not None and wanted not in known:
+            raise ValueError(
+                f"message {place} answers the call {wanted[:100]!r}, but no message before it has "
+                "a call with that id"
+            )
+    return messages
+
+
 class Conversation(Strict):
     """Messages, and how the model's chat template turns them into a prompt."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], AfterValidator(_with_known_calls)] = Field(min_length=1)
     add_generation_prompt: bool | None = Field(None, description="True if absent.")
     continue_final_message: bool | None = Field(
         None, description="Continue the last message; add_generation_prompt is then false."
@@ -314,19 +327,6 @@ class ChatRequest(Generation, Conversation, Tooled):
     top_logprobs: int | None = Field(
         None, ge=0, le=MOST_TOP_LOGPROBS, description="Also return those of the most likely tokens."
     )
-
-    @model_validator(mode="after")
-    def _results_answer_calls(self) -> "ChatRequest":
-        known: set[str] = set()
-        for place, message in enumerate(self.messages):
-            known |= {call.id for call in message.tool_calls or ()}
-            wanted = message.tool_call_id
-            if wanted is not None and wanted not in known:
-                raise ValueError(
-                    f"message {place} answers the call {wanted[:100]!r}, but no message before it "
-                    "has a call with that id"
-                )
-        return self
 
     echo: Annotated[Any, OnlyDefault(False)] = None
     add_special_tokens: Annotated[Any, OnlyDefault(False)] = None
