@@ -1,5 +1,6 @@
 """The engine with kernels gives the logits and the tokens of the engine without them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_attention_in_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
     assert with_kernels.describe()["attention"] == "attend_triton"
     ours = with_kernels.generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
+
+
+def test_a_form_is_kept_with_attention_in_triton(tmp_path: Path) -> None:
+    directory = saved("llama", tmp_path)
+    params = SamplingParams(
+        temperature=0, max_tokens=6, structured_outputs={"regex": "[ab]{2}[cd]{2}"}
+    )
+    expected = load(directory).generate(PROMPTS[1], params)
+    ours = load(directory, attention_backend="triton").generate(PROMPTS[1], params)
+    assert (ours.text, ours.finish_reason) == (expected.text, "stop")
+    assert re.fullmatch("[ab]{2}[cd]{2}", ours.text)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "mistral-window"])
