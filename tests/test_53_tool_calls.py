@@ -20,7 +20,7 @@ from minigen.tool_calling.formats import (
     ToolFormat,
     format_of,
 )
-from minigen.tool_calling.grammar import form_of_answer
+from minigen.tool_calling.call_grammar import form_of_answer
 from minigen.tool_calling.parser import MOST_HEAD, AnswerParser, Part, Reasoning, joined, parse
 from minigen.tool_calling.prompt import for_plain_template, for_template
 from minigen.tool_calling.tools import MOST_TOOLS, Tool, ToolChoice, ToolUse
