@@ -12,6 +12,7 @@ from minigen.errors import ParamsError, PromptError
 from minigen.sampling.grammar import LLGuidanceBackend
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tokenizer.tokenizer import Tokenizer, bytes_of_letters
+from minigen.tool_calling.call_grammar import form_of_answer
 from minigen.tool_calling.formats import (
     HERMES,
     LLAMA,
@@ -20,7 +21,6 @@ from minigen.tool_calling.formats import (
     ToolFormat,
     format_of,
 )
-from minigen.tool_calling.call_grammar import form_of_answer
 from minigen.tool_calling.parser import MOST_HEAD, AnswerParser, Part, Reasoning, joined, parse
 from minigen.tool_calling.prompt import for_plain_template, for_template
 from minigen.tool_calling.tools import MOST_TOOLS, Tool, ToolChoice, ToolUse

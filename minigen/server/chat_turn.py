@@ -12,8 +12,8 @@ from typing import Any
 from minigen.llm import LLM
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tokenizer.chat_template import ChatTemplate
-from minigen.tool_calling.formats import HERMES, ToolFormat, format_of
 from minigen.tool_calling.call_grammar import form_of_answer
+from minigen.tool_calling.formats import HERMES, ToolFormat, format_of
 from minigen.tool_calling.parser import END_OF_THINK, THINK, AnswerParser, Reasoning
 from minigen.tool_calling.prompt import for_plain_template, for_template
 from minigen.tool_calling.tools import NO_TOOLS, ToolUse

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minigen.errors import ParamsError
+from minigen.sampling.closed_schemas import closed
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tool_calling.formats import ToolFormat
 from minigen.tool_calling.parser import Reasoning
@@ -115,7 +116,7 @@ class _Rules:
     def _of_tool(self, i: int, tool: Tool) -> list[str]:
         style = self.style
         before = self._texts(style.before_name, tool.name, style.before_arguments)
-        schema = json.dumps({**tool.parameters, "x-guidance": _SEPARATORS})
+        schema = json.dumps({**closed(tool.parameters), "x-guidance": _SEPARATORS})
         return [
             f"call_{i}: {before} arguments_{i} {_quoted(style.after_arguments)}".rstrip(),
             f"arguments_{i}: %json {schema}",
