@@ -115,6 +115,7 @@ def test_answers_in_words_are_graded_by_a_person(released: dict[str, Any], tmp_p
         "hoppergrace": "0",
     }
     assert "- 22 why_blocks: =bob, lovelaceada" in (target / "summary.md").read_text("utf-8")
+    assert "Answers in words that are not graded yet: 2. Read " in found.stderr
     assert "canvas.csv has no column yet for 22_paged" in found.stderr
     assert not (target / "canvas.csv").exists()
 
