@@ -158,7 +158,7 @@ def _opened(hunt: Hunt) -> Hunt:
 def _open(part: Any) -> Any:
     if not isinstance(part, type):
         return part
-    return type(part.__name__, (part,), {"__init__": part.__init__})
+    return type(part.__name__, (part,), {"__init__": part.__init__})  # type: ignore[misc]
 
 
 def _imports(code: str) -> tuple[str, ...]:
