@@ -3,8 +3,9 @@
     python -m tests.known_answers            all chapters, each answer in a box of its own
     python -m tests.known_answers 21 22      these chapters
 
-For every exercise: the package's own and other right answers should have full marks, the stub none,
-and each wrong answer should lose some. The counts are added to docs/course.md and to
+For every exercise and bug hunt: the package's own and other right answers should have full marks,
+the stub none, and each wrong answer should lose some by a check that says what is wrong, or by
+taking all the memory. The counts are added to docs/course.md and to
 benchmarks/results/known_answers.json; an answer that is graded wrongly is named instead.
 """
 
@@ -15,27 +16,30 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from multiprocessing import get_context
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.hunt import HUNTS, Caught, cell_of, hunt_of
 from minigen_course.grading.stub import stub
 from minigen_course.handout.course_files import headings
-from minigen_course.kit.assignment import solution_of
-from minigen_course.kit.box import Limits, Outcome, judge_in_box
+from minigen_course.kit.assignment import assignments_of, solution_of
+from minigen_course.kit.box import TOO_MUCH_MEMORY, Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Cell
 from minigen_course.kit.grade import _prepare
-from minigen_course.kit.tasks import assigned_in
-from tests.answers import Answers
+from minigen_course.kit.tasks import Task, assigned_in, tasks_of
+from tests.answers import Answers, typed_again
+from tests.answers.hunts import CATCHES
 from tools.chapters import ROOT, replaced
 
 PAGE = ROOT / "docs" / "course.md"
 DATA = ROOT / "benchmarks" / "results" / "known_answers.json"
 BEGIN, END = "<!-- known answers -->", "<!-- /known answers -->"
 LIMITS = Limits(60.0)
+PACKAGES = "the package's"
 KINDS = {  # of answers: what counts them, and what counts those that get what they deserve
     "stub": ("stubs", "stubs without marks"),
     "wrong": ("wrong", "wrong that lose marks"),
@@ -57,14 +61,26 @@ class Known(NamedTuple):
 
 
 def known_answers(chapter: str) -> Iterator[Known]:
-    """Yield the known answers to a chapter's exercises."""
+    """Yield the known answers to a chapter's exercises and its bug hunt."""
     for name, answers in _answers(chapter).items():
         yield Known(chapter, name, "stub", None)
-        yield Known(chapter, name, "right", "the package's")
+        yield Known(chapter, name, "right", PACKAGES)
         for number in range(len(answers.right)):
             yield Known(chapter, name, "right", number)
         for wrong in answers.wrong:
             yield Known(chapter, name, "wrong", wrong)
+    if chapter in HUNTS:
+        name, catches = hunt_of(chapter).name, CATCHES[chapter]
+        yield Known(chapter, name, "stub", None)
+        yield Known(chapter, name, "right", PACKAGES)
+        for number in range(len(catches.tests)):
+            yield Known(chapter, name, "right", ("test", number))
+        for number in range(len(catches.parts)):
+            yield Known(chapter, name, "right", ("part", number))
+        for wrong in catches.bad_tests:
+            yield Known(chapter, name, "wrong", ("test", wrong))
+        for wrong in catches.bad_parts:
+            yield Known(chapter, name, "wrong", ("part", wrong))
 
 
 def _answers(chapter: str) -> dict[str, Answers]:
@@ -75,32 +91,60 @@ def _answers(chapter: str) -> dict[str, Answers]:
 
 def graded(known: Known) -> Outcome:
     """Judge one of the known answers in a box."""
-    exercise = exercises(known.chapter)[known.name]
-    if known.key == "the package's":
-        cells = [Cell(solution_of(exercise.dotted), True)]
-        return judge_in_box(
-            cells, lambda it: vars(it)[known.name], exercise.checks, exercise.dotted, LIMITS
-        )
-    part = _part(known)
-    return judge_in_box([], lambda _: part, exercise.checks, exercise.dotted, LIMITS)
+    task = _task(known)
+    judge = partial(judge_in_box, checks=task.checks, dotted=task.dotted, limits=LIMITS)
+    if known.key is None or known.key == PACKAGES:
+        return judge([Cell(_source(known), True)], task.take)
+    part = _caught(known) if _is_hunt(known) else _part(known)
+    return judge([], lambda _: part)
+
+
+def _task(known: Known) -> Task:
+    tasks = chain(*(tasks_of(each, seed=None) for each in assigned_in([known.chapter])))
+    return next(each for each in tasks if each.name == known.name)
+
+
+def _is_hunt(known: Known) -> bool:
+    return known.name not in exercises(known.chapter)
+
+
+def _source(known: Known) -> str:
+    """Return the cell that learners get, or the package's own solution of it."""
+    if _is_hunt(known):
+        if known.kind == "stub":
+            return cell_of(HUNTS[known.chapter])
+        *_, assignment = assignments_of(known.chapter, seed=0)
+        return assignment.items[0].solution
+    dotted = exercises(known.chapter)[known.name].dotted
+    return stub(dotted) if known.kind == "stub" else solution_of(dotted)
 
 
 def _part(known: Known) -> Any:
-    exercise = exercises(known.chapter)[known.name]
-    if known.kind == "stub":
-        module = ModuleType("stub")
-        exec(stub(exercise.dotted), vars(module))
-        return vars(module)[exercise.name]
     answers = _answers(known.chapter)[known.name]
     return answers.wrong[known.key] if known.kind == "wrong" else answers.right[known.key]
+
+
+def _caught(known: Known) -> Caught:
+    """Return a test with the mended part, or a part with the hunt's own test."""
+    hunt, catches = hunt_of(known.chapter), CATCHES[known.chapter]
+    mended = typed_again(hunt.mended)
+    what, key = known.key
+    if what == "test":
+        test = catches.bad_tests[key][0] if known.kind == "wrong" else catches.tests[key]
+        return Caught(test, mended)
+    part = catches.bad_parts[key] if known.kind == "wrong" else catches.parts[key]
+    if part is hunt.mended or (isinstance(part, type) and issubclass(part, hunt.mended)):
+        part = typed_again(part, **{hunt.mended.__name__: mended})
+    return Caught(hunt.test, part)
 
 
 def is_as_known(known: Known, outcome: Outcome) -> bool:
     """Return whether an outcome is what the answer deserves."""
     if known.kind == "stub":
         return not outcome.passed
-    has_all = len(outcome.passed) == outcome.num_checks and not outcome.ended
-    return has_all == (known.kind == "right")
+    if known.kind == "wrong":
+        return bool(outcome.failed) or outcome.ended == TOO_MUCH_MEMORY
+    return len(outcome.passed) == outcome.num_checks and not outcome.ended
 
 
 def grade_chapter(chapter: str, jobs: int) -> Iterator[tuple[Known, Outcome]]:
@@ -113,7 +157,7 @@ def grade_chapter(chapter: str, jobs: int) -> Iterator[tuple[Known, Outcome]]:
 
 def counts(chapter: str, found: Iterable[tuple[Known, Outcome]]) -> dict[str, int]:
     """Return how many answers of each kind were tried, and graded as they deserve."""
-    row = {"exercises": len(exercises(chapter))}
+    row = {"exercises": _num_exercises(chapter)}
     row |= dict.fromkeys(chain(*KINDS.values()), 0)
     for known, outcome in found:
         number, good = KINDS[known.kind]
@@ -126,7 +170,11 @@ def tried(chapter: str) -> dict[str, int]:
     """Return a chapter's counts if every known answer is graded as it deserves."""
     kinds = Counter(each.kind for each in known_answers(chapter))
     both = {name: kinds[kind] for kind, names in KINDS.items() for name in names}
-    return {"exercises": len(exercises(chapter))} | both
+    return {"exercises": _num_exercises(chapter)} | both
+
+
+def _num_exercises(chapter: str) -> int:
+    return len(exercises(chapter)) + (chapter in HUNTS)
 
 
 def table(rows: dict[str, dict[str, int]]) -> str:

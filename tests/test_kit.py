@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.hunt import HUNTS, hunt_of
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
@@ -28,7 +29,17 @@ from minigen_course.kit.report.summary import summary
 from minigen_course.kit.screen import screened
 from minigen_course.kit.similar import alike
 from minigen_course.kit.tasks import assigned_in
-from tests.known_answers import DATA, PAGE, grade_chapter, is_as_known, table, tried
+from tests.known_answers import (
+    DATA,
+    PACKAGES,
+    PAGE,
+    Known,
+    grade_chapter,
+    graded,
+    is_as_known,
+    table,
+    tried,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
 
@@ -386,6 +397,14 @@ def test_known_answers_are_graded_as_they_deserve(chapter: str) -> None:
     found = list(grade_chapter(chapter, jobs=2))
     wrongly = [known for known, outcome in found if not is_as_known(known, outcome)]
     assert wrongly == []
+
+
+@pytest.mark.parametrize("chapter", HUNTS)
+def test_the_model_answer_of_a_bug_hunt_has_full_marks(chapter: str) -> None:
+    """Its test makes instances of the package's class, which is closed to other answers."""
+    known = Known(chapter, hunt_of(chapter).name, "right", PACKAGES)
+    outcome = in_a_worker(graded, known)
+    assert is_as_known(known, outcome), outcome
 
 
 def test_the_page_counts_every_known_answer_and_all_are_graded_as_they_deserve() -> None:

@@ -19,10 +19,11 @@ from minigen_course.grading.question import written
 from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit import engine_run
 from minigen_course.kit.assignment import Assignment, assignments_of
+from minigen_course.kit.box import Limits
 from minigen_course.kit.cli import course
 from minigen_course.kit.collect import Submission, collect
 from minigen_course.kit.for_nbgrader import source_notebook
-from minigen_course.kit.grade import Grade, Graded
+from minigen_course.kit.grade import Grade, Graded, _prepare, grade_one
 from minigen_course.kit.report.feedback import feedback
 from minigen_course.kit.report.folder import left_out
 from minigen_course.kit.report.marks import canvas, moodle
@@ -31,6 +32,7 @@ from minigen_course.kit.report.words import PAGE, WORDS, Table, answers_of, read
 from minigen_course.kit.tasks import Assigned, assigned_in, handed_in, named
 
 SEED = 7
+QUICK = ("22", "23", "51")  # chapters with assignments that are graded in a few seconds
 EMPTY = "raise NotImplementedError  # your turn"
 RIGHT = "return [block_ids[p // block_size] * block_size + p % block_size for p in positions]"
 PAGED, HUNT = assigned_in(["22"])
@@ -115,6 +117,7 @@ def test_answers_in_words_are_graded_by_a_person(released: dict[str, Any], tmp_p
         "hoppergrace": "0",
     }
     assert "- 22 why_blocks: =bob, lovelaceada" in (target / "summary.md").read_text("utf-8")
+    assert "Answers in words that are not graded yet: 2. Read " in found.stderr
     assert "canvas.csv has no column yet for 22_paged" in found.stderr
     assert not (target / "canvas.csv").exists()
 
@@ -189,6 +192,27 @@ def test_a_row_that_a_person_added_stays(tmp_path: Path) -> None:
         ["", "ada", "22", "why_blocks", "10", "", ""],
     ]
     assert Table() == read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        each.name if each.chapter in QUICK else pytest.param(each.name, marks=pytest.mark.long)
+        for each in assigned_in(list(CHAPTERS))
+    ],
+)
+def test_the_model_answers_of_an_assignment_have_full_marks(name: str, tmp_path: Path) -> None:
+    """A notebook with solutions, as the instructor has it, is graded with a course's cases."""
+    (assigned,) = (each for each in assigned_in(list(CHAPTERS)) if each.name == name)
+    (model,) = (each for each in assignments_of(assigned.chapter, SEED) if each.name == name)
+    path = save(tmp_path / f"{name}.ipynb", source_notebook(model))
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, ((assigned,), SEED)) as pool:
+        submission = Submission("ada", (path,))
+        grades = pool.submit(grade_one, submission, [assigned], Limits(60.0), SEED).result()[name]
+    lost = [each for each in grades if each.earned < each.points]
+    assert lost == []
+    parts = [each.name for each in model.items if each.kind != "written"]
+    assert [each.name for each in grades] == parts
 
 
 @pytest.mark.parametrize("metadata", [True, False])

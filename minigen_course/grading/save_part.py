@@ -84,7 +84,7 @@ def _source(found: type | FunctionType) -> str:
             continue
         lines = linecache.getlines(function.__code__.co_filename)
         for node in ast.walk(ast.parse(_without_magics(lines))):
-            kinds = ast.ClassDef | ast.FunctionDef
+            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
             if isinstance(node, kinds) and node.name == found.__name__:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno]).rstrip()

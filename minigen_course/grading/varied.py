@@ -67,10 +67,11 @@ def assigned(chapter: str, name: str) -> Any:
 def own_check(exercise: Exercise, seed: int) -> Check:
     """Return a check of the cases that `seed` draws; it compares with the package's own part."""
     varied = varied_of(exercise.chapter)[exercise.name]
+    solution = exercise.solution  # as it is now: a grader closes the package's own part later
 
     def on_other_inputs(part: Any) -> None:
         for number in range(1, varied.num_cases + 1):
-            right = varied.result(exercise.solution, seed, exercise.name, number)
+            right = varied.result(solution, seed, exercise.name, number)
             found = varied.result(part, seed, exercise.name, number)
             inputs = shown_inputs(varied, exercise, seed, number)
             what = f"case {number} of {varied.num_cases}, with {inputs}"

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 MARK, HUNT_MARK = "# exercise: ", "# hunt: "
+DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 MARKED = re.compile(rf"(?m)^(?:{MARK}|{HUNT_MARK})([\w.]+)$")
 
 
@@ -69,8 +70,14 @@ def answers_in(path: Path, mark: str) -> Mapping[str, Any] | str | None:
 
 
 def defined_by(statements: Iterable[ast.stmt]) -> list[str]:
-    """Return the names of the functions and classes among these statements."""
-    return [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    """Return the names of the functions and classes among these statements, also second names."""
+    found = []
+    for each in statements:
+        if isinstance(each, DEFINED):
+            found.append(each.name)
+        elif isinstance(each, ast.Assign) and isinstance(each.value, ast.Name):
+            found += [target.id for target in each.targets if isinstance(target, ast.Name)]
+    return found
 
 
 def _has(source: str, mark: str) -> bool:
@@ -80,17 +87,24 @@ def _has(source: str, mark: str) -> bool:
 def definitions_in(source: str) -> list[ast.stmt]:
     """Return a cell's imports, functions, classes and assignments of plain values.
 
-    Raises `SyntaxError` for a cell that is no Python, apart from IPython's own commands.
+    `second = first` is kept if the cell defines a function or class `first` above. Raises
+    `SyntaxError` for a cell that is no Python, apart from IPython's own commands.
+
+    >>> cell = "async def one(): ...\\ntwo = one\\nthree = two\\none = print()\\nfour = 4"
+    >>> [ast.unparse(each) for each in definitions_in(cell)][1:]
+    ['two = one', 'three = two', 'four = 4']
     """
     lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines()]
-    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     try:
         body = ast.parse("\n".join(lines)).body
     except ValueError as error:  # null bytes, before Python 3.12
         raise SyntaxError(str(error)) from None
-    return [
-        each
-        for each in body
-        if isinstance(each, kept)
-        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
-    ]
+    kept: list[ast.stmt] = []
+    for each in body:
+        if isinstance(each, (ast.Import, ast.ImportFrom, *DEFINED)):
+            kept.append(each)
+        elif isinstance(each, ast.Assign):
+            is_second_name = isinstance(each.value, ast.Name) and each.value.id in defined_by(kept)
+            if is_second_name or isinstance(each.value, ast.Constant):
+                kept.append(each)
+    return kept

@@ -36,6 +36,7 @@ from minigen_course.kit.screen import OWN, first_name
 FILE = "<answer"  # how the file names of an answer's code begin
 WATCHED_SECONDS = 2  # of computing, for what is done with an answer after its checks
 MOST_SAID = 20_000  # characters of what is said about it: a pipe that is not read holds 64 KiB
+TOO_MUCH_MEMORY = "takes more memory than it may"
 NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 BARRED = {  # events of sys.audit that an answer may not cause
     "os.fork": "starts a process",
@@ -283,7 +284,7 @@ def _judge(
         say("end", str(barred))
         return None
     except MemoryError:
-        say("end", "takes more memory than it may")
+        say("end", TOO_MUCH_MEMORY)
         return None
     except BaseException as error:
         say("end", f"raised {type(error).__name__}: {str(error)[:300]}")

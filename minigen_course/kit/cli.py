@@ -154,10 +154,17 @@ def grade(
     graded = list(track(grading, "grading", total=len(submissions), console=console))
     if built:
         graded = words.write(target, graded, submissions, assigned, table)
-    written = write_all(graded, target)
+    write_all(graded, target)
+    waiting = sum(len(each.pending) for each in graded)
+    if waiting:
+        print(
+            f"Answers in words that are not graded yet: {waiting}. Read {target / words.PAGE}, "
+            f"type marks into {target / words.WORDS}, and run this command again.",
+            file=sys.stderr,
+        )
     for said in left_out(graded):
         print(said, file=sys.stderr)
-    print(f"{len(written)} files in {target}; begin with {target / SUMMARY}.", file=sys.stderr)
+    print(f"The results are in {target}; begin with {target / SUMMARY}.", file=sys.stderr)
 
 
 def chapters_in(text: str) -> list[str]:

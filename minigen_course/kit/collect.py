@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigen.errors import OptionError
-from minigen_course.handout.answers import cells_of, definitions_in
+from minigen_course.handout.answers import cells_of, defined_by, definitions_in
 
 CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<name>.+)")
 MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<name>.*)")
@@ -185,5 +185,4 @@ def _defines(source: str, name: str) -> bool:
         statements = definitions_in(source)
     except SyntaxError:
         return False
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return any(isinstance(each, kinds) and each.name == name for each in statements)
+    return name in defined_by(statements)

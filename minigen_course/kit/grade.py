@@ -29,7 +29,7 @@ from minigen_course.kit.screen import screened
 from minigen_course.kit.tasks import Assigned, Task, tasks_of
 
 NOT_YET = "not graded yet"  # what stands for the marks of an answer in words at first
-RULES = 4  # of grading: results of other rules are graded again
+RULES = 6  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)

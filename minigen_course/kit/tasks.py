@@ -1,7 +1,7 @@
 """What is graded: assignments, the tasks in each, and which of them a class has handed in."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -113,7 +113,7 @@ def tasks_of(assigned: Assigned, seed: int | None) -> Iterator[Task]:
         dotted = dotted_name(hunt.mended)
         yield Task(
             *(chapter, hunt.name, hunt.points, HUNT_MARK + HUNTS[chapter], dotted),
-            *(hunt.handed.__name__, hunt.all_checks(), partial(_caught, hunt)),
+            *(hunt.handed.__name__, _opened(hunt).all_checks(), partial(_caught, hunt)),
             _imports(cell_of(HUNTS[chapter])),
             in_order=True,
         )
@@ -140,6 +140,25 @@ def _caught(hunt: Hunt, module: ModuleType) -> Any:
     if test is None or mended is None or is_stub(test):
         return test
     return Caught(test, mended)
+
+
+def _opened(hunt: Hunt) -> Hunt:
+    """Return a hunt whose classes a learner's test may make instances of, as the checks ask it to.
+
+    A box bars answers from the package's own part, so the test gets subclasses of it.
+    """
+    return replace(
+        hunt,
+        mended=_open(hunt.mended),
+        right={name: _open(part) for name, part in hunt.right.items()},
+        variants={name: _open(part) for name, part in hunt.variants.items()},
+    )
+
+
+def _open(part: Any) -> Any:
+    if not isinstance(part, type):
+        return part
+    return type(part.__name__, (part,), {"__init__": part.__init__})  # type: ignore[misc]
 
 
 def _imports(code: str) -> tuple[str, ...]:
