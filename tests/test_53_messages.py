@@ -371,7 +371,7 @@ def test_reasoning_and_text_between_calls_are_blocks_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "status", "kind", "said"),
     [
-        ({"temperatur": 1}, 400, WRONG, "'temperatur'"),
+        ({"max_token": 1}, 400, WRONG, "'max_token'"),
         ({"max_tokens": None}, 400, WRONG, "'max_tokens' is missing"),
         ({"temperature": 1.5}, 400, WRONG, "'temperature'"),
         ({"output_format": {}}, 400, WRONG, "output_config"),

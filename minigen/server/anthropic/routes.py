@@ -5,12 +5,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from minigen.fields import default_at, offered_at
 from minigen.llm import LLM
 from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.server.anthropic.conversation import openai_messages
 from minigen.server.anthropic.responses import MessageWriter
 from minigen.server.anthropic.schema import (
+    OWN_NAMES,
     SCHEMA_FIELD,
     AnthropicRequest,
     CountTokensRequest,
@@ -125,15 +127,19 @@ def message_answer(llm: LLM, request: MessagesRequest) -> tuple[RequestState, Ch
         naming("structured_outputs.grammar", "tools"),
     ):
         params = SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=request.top_k or None,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            stop=request.stop_sequences or (),
-            **turn.params,
+            max_tokens=request.max_tokens, **_sampling_fields(request), **turn.params
         )
         (answer,) = llm.process_requests([turn.prompt_ids], params)
     return answer, turn
+
+
+def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for each in offered_at("anthropic", SamplingParams):
+        given = getattr(request, OWN_NAMES.get(each.name, each.name))
+        named[each.name] = default_at(each, "anthropic") if given is None else given
+    named["top_k"] = named["top_k"] or None
+    return named
 
 
 def next_turn(llm: LLM, request: AnthropicRequest) -> ChatTurn:

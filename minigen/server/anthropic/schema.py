@@ -19,9 +19,17 @@ from minigen.errors import ParamsError
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.server.errors import ApiError
 from minigen.server.forms import Renamed, naming
-from minigen.server.openai.schema import EXAMPLE_MODEL, MOST_STOPS, Ignored, OnlyDefault, Strict
+from minigen.server.openai.schema import (
+    EXAMPLE_MODEL,
+    MOST_STOPS,
+    Ignored,
+    OnlyDefault,
+    Strict,
+    with_sampling,
+)
 from minigen.tool_calling.tools import Tool, ToolChoice, ToolUse
 
+OWN_NAMES = {"stop": "stop_sequences"}  # Anthropic's, by ours
 SCHEMA_FIELD = "output_config.format.schema"
 
 
@@ -247,6 +255,7 @@ class AnthropicRequest(Cacheable):
             raise ApiError(str(error)) from error
 
 
+@with_sampling("anthropic", OWN_NAMES)
 class MessagesRequest(AnthropicRequest):
     """`POST /v1/messages`."""
 
@@ -268,7 +277,6 @@ class MessagesRequest(AnthropicRequest):
     top_k: int | None = Field(
         None, ge=0, le=2**31 - 1, description="Sample from the most likely k tokens; 0 means all."
     )
-    top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = Field(
         None, description="Send server-sent events while tokens are generated."
     )
