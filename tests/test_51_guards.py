@@ -120,8 +120,27 @@ def test_any_other_key_is_refused_with_openais_error(given: str | None) -> None:
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.answer_headers["www-authenticate"] == "Bearer"
     assert ask(app, "/api/chat").error == (
-        "This server requires an API key: send it in the header 'Authorization: Bearer KEY'."
+        "This server requires an API key: send it in the header 'Authorization: Bearer KEY' or "
+        "'x-api-key: KEY'."
     ), "as Ollama's clients read it"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "two"}, 200),
+        ({"x-api-key": " two "}, 200),
+        ({"x-api-key": "two", "authorization": "Bearer other"}, 200),
+        ({"x-api-key": "other", "authorization": "Bearer one"}, 200),
+        ({"x-api-key": "other"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "Bearer two"}, 401),
+        ({"x-api-key": "other", "authorization": "Basic one"}, 401),
+    ],
+)
+def test_a_key_may_come_in_anthropics_header(headers: dict[str, str], status: int) -> None:
+    app = RequireKey(echo, ApiKeys(["one", "two"]))
+    assert ask(app, "/v1/messages", headers=headers).status == status
 
 
 def test_health_needs_no_key_and_metrics_optionally() -> None:
@@ -391,6 +410,7 @@ def test_an_answer_that_does_not_come_in_time_is_a_504() -> None:
     ("content_type", "path", "begin"),
     [
         (b"text/event-stream; charset=utf-8", "/v1/completions", b"data: "),
+        (b"text/event-stream; charset=utf-8", "/v1/messages", b"event: error\ndata: "),
         (b"application/x-ndjson", "/api/generate", b""),
     ],
 )

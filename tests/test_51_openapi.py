@@ -18,6 +18,7 @@ MODEL = "smollm2-135m"
 NUM_EXAMPLES = 25  # requests to each endpoint, of each kind
 ENDPOINTS = {
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens"),
     *("POST /api/generate", "POST /api/chat", "POST /api/show"),
     *("GET /api/tags", "GET /api/ps", "GET /api/version"),
     *("GET /v1/models", "GET /v1/models/{name}", "GET /health", "GET /ready", "GET /version"),

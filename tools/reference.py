@@ -1,6 +1,6 @@
 """Write the parts of the documentation that come from the code: `python -m tools.reference`.
 
-docs/cli.md lists every command with its arguments and options, docs/http-api.md has a table of the
+docs/cli.md lists every command with its arguments and options, docs/http-api.md has tables of the
 fields that the server takes, and docs/architecture.md one of the packages, layer by layer. A test
 fails until they are written again after a change.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from minigen.cli.main import add_commands_of_other_packages, app
+from minigen.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from minigen.server.forms import Renamed
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Ignored, OnlyDefault
 from tools.chapters import ROOT, replaced
@@ -22,6 +23,7 @@ from tools.chapters import ROOT, replaced
 DOCS = ROOT / "docs"
 CLI_PAGE, HTTP_PAGE, ARCHITECTURE = DOCS / "cli.md", DOCS / "http-api.md", DOCS / "architecture.md"
 FIELDS = ("<!-- fields -->", "<!-- /fields -->")
+MESSAGES_FIELDS = ("<!-- fields of messages -->", "<!-- /fields of messages -->")
 LAYERS = ("<!-- layers -->", "<!-- /layers -->")
 MARKS = OnlyDefault | Ignored | Renamed  # of fields that are not supported
 NOT_LISTED = ("help", "install_completion", "show_completion")
@@ -121,6 +123,16 @@ def _cell(text: str) -> str:
 def fields_table() -> str:
     """Return the fields of a chat and of a completion, by what the server does with them."""
     ways = {"chat": ChatRequest.model_fields, "completions": CompletionRequest.model_fields}
+    return _fields_table(ways, "OpenAI's or vLLM's", "vLLM has renamed them")
+
+
+def messages_fields_table() -> str:
+    """Return the fields of Anthropic's messages and of their counts."""
+    ways = {"messages": MessagesRequest.model_fields, "counts": CountTokensRequest.model_fields}
+    return _fields_table(ways, "Anthropic's", "Anthropic has renamed them")
+
+
+def _fields_table(ways: dict[str, Any], whose: str, why_renamed: str) -> str:
     names = dict.fromkeys(name for fields in ways.values() for name in fields)
     rows: list[str] = []
     others: dict[type | None, list[str]] = {OnlyDefault: [], Ignored: [], Renamed: []}
@@ -137,15 +149,14 @@ def fields_table() -> str:
             others[_mark(next(iter(found.values())))].append(f"`{name}`")
     return "\n".join(
         [
-            "| field | in | meaning, where it is not OpenAI's or vLLM's |",
+            f"| field | in | meaning, where it is not {whose} |",
             "|---|---|---|",
             *rows,
             "",
             "Accepted only with a value that changes nothing, because minigen does not support "
             f"others: {', '.join(others[OnlyDefault])}.",
             "",
-            "Refused with their newer names, because vLLM has renamed them: "
-            f"{', '.join(others[Renamed])}.",
+            f"Refused with their newer names, because {why_renamed}: {', '.join(others[Renamed])}.",
             "",
             "Accepted and ignored, because they do not affect the answer: "
             f"{', '.join(others[Ignored])}.",
@@ -181,10 +192,11 @@ def _first_paragraph(file: Path) -> str:
 
 
 def main() -> None:
-    """Write the page of the command line, and the tables of the other two."""
+    """Write the page of the command line, and the tables of the other pages."""
     CLI_PAGE.write_text(cli_page(), encoding="utf-8")
     for page, marks, content in (
         (HTTP_PAGE, FIELDS, fields_table()),
+        (HTTP_PAGE, MESSAGES_FIELDS, messages_fields_table()),
         (ARCHITECTURE, LAYERS, layers_table()),
     ):
         text = page.read_text(encoding="utf-8")

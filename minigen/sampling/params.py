@@ -46,20 +46,20 @@ class SamplingParams:
         "Divides the logits: 0 picks the most likely token (greedy), 1 leaves the model's "
         "probabilities unchanged, larger values make the text more random.",
         real(0, 10**6),
-        at={"generate": 0.0, "chat": 0.7, "openai": 1.0, "ollama": 0.8},
+        at={"generate": 0.0, "chat": 0.7, "openai": 1.0, "ollama": 0.8, "anthropic": 1.0},
     )
     top_k: int | None = option(
         None,
         "Sample only from this number of most likely tokens.",
         whole(1, _MOST),
         hint="None means no limit",
-        at={"generate": None, "chat": None, "openai": None, "ollama": 40},
+        at={"generate": None, "chat": None, "openai": None, "ollama": 40, "anthropic": None},
     )
     top_p: float = option(
         1.0,
         "Sample only from the most likely tokens whose probabilities add up to this.",
         real(0, 1, above=True),
-        at={"generate": 1.0, "chat": 0.9, "openai": 1.0, "ollama": 0.9},
+        at={"generate": 1.0, "chat": 0.9, "openai": 1.0, "ollama": 0.9, "anthropic": 1.0},
     )
     min_p: float = option(
         0.0,
@@ -109,7 +109,7 @@ class SamplingParams:
         (),
         "Stop string: generation ends where it appears; repeatable.",
         Values("text or a list of texts, and none may be empty", _are_texts),
-        at={"generate": (), "openai": (), "ollama": ()},
+        at={"generate": (), "openai": (), "ollama": (), "anthropic": ()},
     )
     stop_token_ids: Sequence[int] = option(
         (), "Token ids at which generation ends.", _TOKEN_IDS, at={"openai": ()}

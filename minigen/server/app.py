@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
 from minigen.outputs import RequestState
+from minigen.server.anthropic.routes import anthropic_router
 from minigen.server.errors import add_error_handlers
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
@@ -21,8 +22,8 @@ from minigen.server.openai.routes import Check, openai_router
 from minigen.server.token_routes import token_router
 
 DESCRIPTION = """
-An LLM inference engine behind OpenAI's API. It accepts only the fields that are listed here. A
-request with any other field gets an error that names the field.
+An LLM inference engine behind the APIs of OpenAI, Anthropic and Ollama. It accepts only the fields
+that are listed here. A request with any other field gets an error that names the field.
 """
 
 
@@ -93,14 +94,16 @@ def create_service(
     routers: SequenceOf[APIRouter] = (),
     refused: Callable[[int], None] = lambda status: None,
 ) -> MiddlewareStack:
-    """Create the complete ASGI app: the OpenAI and Ollama APIs, further `routers`, the middleware.
+    """Create the complete ASGI app: the APIs of OpenAI, Anthropic and Ollama, and the middleware.
 
+    `routers` add further APIs.
     `refused` is called with the status (429 or 503) of each request that is not admitted. Raises
     `OptionError` for limits that contradict each other.
     """
-    apis = [ollama_router(host, limits.check), *routers]
+    check = limits.check
+    apis = [anthropic_router(host, check), ollama_router(host, check), *routers]
     return MiddlewareStack(
-        create_app(host, limits.check, apis),
+        create_app(host, check, apis),
         limits,
         keys,
         draining=lambda: host.draining,

@@ -1,4 +1,4 @@
-"""Convert exceptions to an HTTP status and OpenAI's error object."""
+"""Convert exceptions to an HTTP status and the error object of the API at the path."""
 
 import json
 import logging
@@ -20,6 +20,17 @@ from minigen.errors import (
 )
 
 logger = logging.getLogger(__name__)
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"  # how the paths of these APIs begin
+ANTHROPICS_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(MinigenError):
@@ -47,9 +58,13 @@ class ApiError(MinigenError):
             self.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
 
     def body(self, path: str = "/v1") -> bytes:
-        """Return OpenAI's error object as JSON, or Ollama's simpler one for a path of its API."""
-        if path.startswith("/api/"):
+        """Return OpenAI's error object as JSON, or that of Ollama or Anthropic for their paths."""
+        if path.startswith(OLLAMA):
             return json.dumps({"error": self.message}).encode()
+        if path.startswith(ANTHROPIC):
+            other = ANTHROPICS_TYPES[500 if self.status >= 500 else 400]
+            named = {"type": ANTHROPICS_TYPES.get(self.status, other), "message": self.message}
+            return json.dumps({"type": "error", "error": named}).encode()
         error = {
             "message": self.message,
             "type": self.kind,
@@ -57,6 +72,11 @@ class ApiError(MinigenError):
             "code": self.code,
         }
         return json.dumps({"error": error}).encode()
+
+    def event(self, path: str) -> bytes:
+        """Return the error as a server-sent event, for a stream that has started."""
+        name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
+        return name + b"data: " + self.body(path) + b"\n\n"
 
     def response(self, path: str) -> Response:
         """Return the complete error response, in the format of the API at this path."""

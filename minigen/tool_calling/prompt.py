@@ -46,8 +46,9 @@ def for_plain_template(
 ) -> list[dict[str, Any]]:
     """Return messages for a template without tools: all roles are system, user or assistant.
 
-    Results that follow one another become one message of the user, since some templates demand
-    that roles take turns. Raises `PromptError` for a call whose arguments are not a JSON object.
+    Results that follow one another, and the user's text after them, become one message of the user,
+    since some templates demand that roles take turns. Raises `PromptError` for a call whose
+    arguments are not a JSON object.
     """
     found: list[dict[str, Any]] = []
     before = None
@@ -59,6 +60,8 @@ def for_plain_template(
                 found[-1]["content"] += f"\n{result}"
             else:
                 found.append({"role": "user", "content": result})
+        elif role == "user" and before == "tool" and isinstance(message.get("content"), str):
+            found[-1]["content"] += f"\n{message['content']}"
         elif message.get("tool_calls"):
             calls = [_written(call) for call in message["tool_calls"]]
             text = _text_of(message.get("content"))

@@ -80,13 +80,15 @@ class ToolChoice:
 class ToolUse:
     """The tools of a request, and how it may use them.
 
-    With `parallel`, an answer may have several calls. Raises `ParamsError` for tools of the same
-    name, for too many, and for a choice that names a tool that is not there.
+    With `parallel`, an answer may have several calls. With `enforced`, all arguments are valid by
+    their schemas, as those of a strict tool are. Raises `ParamsError` for tools of the same name,
+    for too many, and for a choice that names a tool that is not there.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice()
     parallel: bool = True
+    enforced: bool = False
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
@@ -117,7 +119,7 @@ class ToolUse:
         """Whether only a grammar can keep what the request asks of its calls."""
         if not self.callable:
             return False
-        required = self.choice.mode == "required"
+        required = self.choice.mode == "required" or self.enforced
         return required or not self.parallel or any(tool.strict for tool in self.callable)
 
 

@@ -15,7 +15,10 @@ from minigen.server.middleware.limits import OPEN, header, record_of
 
 KEY = re.compile(r"[!-~]{1,512}")  # visible ASCII, which is what a header can contain
 BEARER = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE)
-MISSING = "This server requires an API key: send it in the header 'Authorization: Bearer KEY'."
+MISSING = (
+    "This server requires an API key: send it in the header 'Authorization: Bearer KEY' or "
+    "'x-api-key: KEY'."
+)
 WRONG = "The API key is not valid."
 
 
@@ -61,7 +64,11 @@ def read_keys(path: Path) -> list[str]:
 
 
 class RequireKey:
-    """ASGI middleware: rejects requests without a valid key with 401, except on `open_paths`."""
+    """ASGI middleware: rejects requests without a valid key with 401, except on `open_paths`.
+
+    A key comes in `Authorization`, as OpenAI's clients send it, or in Anthropic's `x-api-key`; some
+    clients of Anthropic send both headers, and then one valid key is enough.
+    """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str] = OPEN):
         self.app, self.keys, self.open_paths = app, keys, open_paths
@@ -70,14 +77,15 @@ class RequireKey:
         """Handle one HTTP request."""
         if scope["path"] in self.open_paths:
             return await self.app(scope, receive, send)
-        given = header(scope, b"authorization")
-        if given is None:
+        bearer, plain = header(scope, b"authorization"), header(scope, b"x-api-key")
+        if bearer is None and plain is None:
             return await _refusal(MISSING, scope)(scope, receive, send)
-        found = BEARER.fullmatch(given.strip())
-        name = self.keys.name_of(found[1]) if found else None
-        if name is None:
+        found = BEARER.fullmatch((bearer or b"").strip())
+        given = [each for each in (found and found[1], plain and plain.strip()) if each]
+        names = [name for name in map(self.keys.name_of, given) if name is not None]
+        if not names:
             return await _refusal(WRONG, scope)(scope, receive, send)
-        record_of(scope).key = name
+        record_of(scope).key = names[0]
         return await self.app(scope, receive, send)
 
 

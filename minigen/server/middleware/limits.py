@@ -21,6 +21,7 @@ OPEN = frozenset({"/health", "/ready", "/version"})
 WORK = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
         *("/api/generate", "/api/chat"),
     }
 )

@@ -40,14 +40,16 @@ class Deadline:
             if progress.content_type is None:
                 await error.response(scope["path"])(scope, receive, send)
             elif not progress.complete:
-                await self._break_off(error.body(scope["path"]), progress, send)
+                await self._break_off(error, scope["path"], progress, send)
 
-    async def _break_off(self, error: bytes, progress: "Progress", send: Send) -> None:
+    async def _break_off(
+        self, error: ApiError, path: str, progress: "Progress", send: Send
+    ) -> None:
         assert progress.content_type is not None
         if progress.content_type.startswith(b"text/event-stream"):
-            await send(_last(b"data: " + error + b"\n\n"))
+            await send(_last(error.event(path)))
         elif progress.content_type.startswith(b"application/x-ndjson"):
-            await send(_last(error + b"\n"))
+            await send(_last(error.body(path) + b"\n"))
         # Any other response stays incomplete; the server closes the connection to signal that.
 
 

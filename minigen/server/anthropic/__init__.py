@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: schema, routes, and conversion to and from the engine's requests."""
