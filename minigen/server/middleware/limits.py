@@ -21,7 +21,7 @@ OPEN = frozenset({"/health", "/ready", "/version"})
 WORK = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
-        *("/api/generate", "/api/chat"),
+        *("/api/generate", "/api/chat", "/v1/responses"),
     }
 )
 
