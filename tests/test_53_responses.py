@@ -30,6 +30,7 @@ from minigen.server.responses_api.writer import ResponsesWriter
 from minigen.tool_calling.formats import HERMES
 from minigen.tool_calling.parser import AnswerParser, Reasoning
 from tests.serving import load_tiny, save_tiny, serving
+from tests.tiny import save_tokenizer
 
 EVENT: Any = TypeAdapter(ResponseStreamEvent)
 TOOL: Any = {
@@ -43,13 +44,25 @@ TOOL: Any = {
         "additionalProperties": False,
     },
 }
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+OFF = "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+TEMPLATES: dict[str, str | None] = {
+    "tiny": None,  # its usual one
+    "thinking": f"{TURNS}<think>\n{OFF}",
+    "always thinking": TURNS + "<think>\n{# </think> #}",
+}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ModelHost:
-    directory: Path = save_tiny(tmp_path_factory.mktemp("tiny"))
-    return ModelHost({"tiny": partial(load_tiny, directory)})
+    models = {}
+    for name, template in TEMPLATES.items():
+        directory: Path = save_tiny(tmp_path_factory.mktemp("tiny"))
+        if template is not None:
+            save_tokenizer(directory, template)
+        models[name] = partial(load_tiny, directory)
+    return ModelHost(models)
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +219,34 @@ def test_the_output_of_a_call_goes_back_with_all_items_before_it(client: OpenAI)
     assert third.status in ("completed", "incomplete")
 
 
-def test_a_call_whose_arguments_no_schema_forces_is_parsed_by_the_client(client: OpenAI) -> None:
+def test_the_client_parses_the_arguments_of_a_strict_tool(client: OpenAI) -> None:
+    tools: Any = [{**TOOL, "strict": True}]
     parsed = client.responses.parse(
         model="tiny",
         input="Say é",
-        tools=[{**TOOL, "strict": True}],
+        tools=tools,
         tool_choice="required",
         parallel_tool_calls=False,
     )
     call: Any = parsed.output[0]
     assert call.parsed_arguments["city"] in ("Rome", "Oslo")
+
+
+def test_a_tool_is_strict_unless_its_schema_has_an_unknown_keyword(client: OpenAI) -> None:
+    odd = {**TOOL, "name": "odd", "parameters": {"type": "object", "colour": "red"}}
+    answer = ask(client, tools=[TOOL, odd], tool_choice="none", max_output_tokens=1)
+    assert [each.strict for each in answer.tools] == [True, False]
+    with pytest.raises(openai.BadRequestError, match="the keyword 'colour'"):
+        ask(client, tools=[{**odd, "strict": True}], tool_choice="none")
+
+
+def test_reasoning_is_an_item_which_effort_none_turns_off(client: OpenAI) -> None:
+    assert ask(client, model="thinking").output[0].type == "reasoning"
+    answer = ask(client, model="thinking", reasoning={"effort": "none"})
+    assert answer.output[0].type == "message"
+    assert answer.reasoning.effort == "none"
+    with pytest.raises(openai.BadRequestError, match="cannot turn reasoning off"):
+        ask(client, model="always thinking", reasoning={"effort": "none"})
 
 
 def test_log_probabilities_come_with_the_text(client: OpenAI) -> None:

@@ -26,6 +26,8 @@ from minigen.server.responses_api.tools import Tooled
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"  # changes nothing: reasoning comes as plain text
 
+_ECHOED = "Changes nothing, and comes back in the response."
+
 
 class Refused:
     """Marks a field of OpenAI's API whose values but null are refused with a sentence."""
@@ -120,12 +122,10 @@ class ResponsesRequest(Generation, Tooled):
         None, ge=0, le=MOST_TOP_LOGPROBS, description=f"Needs {LOGPROBS} in include."
     )
     reasoning: ReasoningConfig | None = Field(None, description="Only effort none.")
-    metadata: dict[str, str] | None = Field(
-        None, max_length=16, description="Comes back in the response."
-    )
-    user: str | None = Field(None, description="Comes back in the response, as the next two.")
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16, description=_ECHOED)
+    user: str | None = Field(None, description=_ECHOED)
+    safety_identifier: str | None = Field(None, description=_ECHOED)
+    prompt_cache_key: str | None = Field(None, description=_ECHOED)
 
     n: Annotated[Any, OnlyDefault(1)] = None
     best_of: Annotated[Any, OnlyDefault(1)] = None
