@@ -106,6 +106,7 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
 
 def test_a_response_has_all_that_openais_types_require(url: str) -> None:
     body = {"model": "tiny", "input": "Say é", "max_output_tokens": 9, "metadata": {"run": "7"}}
+    body |= {"top_p": 0.5, "seed": 3}
     found = httpx.post(f"{url}/v1/responses", json=body).json()
     response = Response.model_validate(found)
     assert response.status == "incomplete"
@@ -115,6 +116,7 @@ def test_a_response_has_all_that_openais_types_require(url: str) -> None:
     assert response.usage.output_tokens == 9
     assert response.usage.total_tokens == response.usage.input_tokens + 9
     assert found["store"] is False
+    assert (response.temperature, response.top_p, found["seed"]) == (1.0, 0.5, 3)
     assert found["metadata"] == {"run": "7"}
 
 

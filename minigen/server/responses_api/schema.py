@@ -20,8 +20,8 @@ from minigen.server.openai.schema import (
     Strict,
 )
 from minigen.server.responses_api.by_type import ByType
+from minigen.server.responses_api.function_tools import Tooled
 from minigen.server.responses_api.items import Items
-from minigen.server.responses_api.tools import Tooled
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"  # changes nothing: reasoning comes as plain text

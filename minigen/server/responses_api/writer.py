@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from minigen.fields import offered_at
 from minigen.outputs import RequestState, TokenDelta
 from minigen.sampling.params import SamplingParams
 from minigen.server.chat_turn import ChatTurn
@@ -156,6 +157,7 @@ def _echoed(request: ResponsesRequest, use: ToolUse, params: SamplingParams) -> 
     reasoning = {} if request.reasoning is None else _dumped(request.reasoning)
     choice = request.tool_choice
     return {
+        **{each.name: getattr(params, each.name) for each in offered_at("openai", SamplingParams)},
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
@@ -168,7 +170,6 @@ def _echoed(request: ResponsesRequest, use: ToolUse, params: SamplingParams) -> 
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": params.temperature,
         "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
         "tool_choice": choice if isinstance(choice, str) else _dumped(choice) or "auto",
         "tools": [
@@ -182,7 +183,6 @@ def _echoed(request: ResponsesRequest, use: ToolUse, params: SamplingParams) -> 
             for tool in use.tools
         ],
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": params.top_p,
         "truncation": "disabled",
         "user": request.user,
     }
