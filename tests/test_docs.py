@@ -168,6 +168,8 @@ def test_the_pages_made_from_code_are_up_to_date() -> None:
     assert between(page, *reference.FIELDS) == reference.fields_table(), why
     messages = between(page, *reference.MESSAGES_FIELDS)
     assert messages == reference.messages_fields_table(), why
+    responses = between(page, *reference.RESPONSES_FIELDS)
+    assert responses == reference.responses_fields_table(), why
     layers = between(text_of("docs/architecture.md"), *reference.LAYERS)
     assert layers == reference.layers_table(), why
 

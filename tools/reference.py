@@ -17,15 +17,23 @@ import typer
 from minigen.cli.main import add_commands_of_other_packages, app
 from minigen.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from minigen.server.forms import Renamed
-from minigen.server.openai.schema import ChatRequest, CompletionRequest, Ignored, OnlyDefault
+from minigen.server.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Ignored,
+    OnlyDefault,
+)
+from minigen.server.responses_api.schema import Refused, ResponsesRequest
 from tools.chapters import ROOT, replaced
 
 DOCS = ROOT / "docs"
 CLI_PAGE, HTTP_PAGE, ARCHITECTURE = DOCS / "cli.md", DOCS / "http-api.md", DOCS / "architecture.md"
 FIELDS = ("<!-- fields -->", "<!-- /fields -->")
 MESSAGES_FIELDS = ("<!-- fields of messages -->", "<!-- /fields of messages -->")
+RESPONSES_FIELDS = ("<!-- responses fields -->", "<!-- /responses fields -->")
 LAYERS = ("<!-- layers -->", "<!-- /layers -->")
-MARKS = OnlyDefault | Ignored | Renamed  # of fields that are not supported
+MARKS = OnlyDefault | Ignored | Renamed | Refused  # of fields that are not supported
 NOT_LISTED = ("help", "install_completion", "show_completion")
 SHARED = "generate"  # the command whose options for loading a model stand for those of all
 FIRST_SHARED = "--model"
@@ -164,6 +172,37 @@ def _fields_table(ways: dict[str, Any], whose: str, why_renamed: str) -> str:
     )
 
 
+def responses_fields_table() -> str:
+    """Return the fields of a request to the Responses API, by what the server does with them."""
+    rows: list[str] = []
+    inherited: list[str] = []
+    others: dict[type | None, list[str]] = {OnlyDefault: [], Refused: []}
+    for name, field in ResponsesRequest.model_fields.items():
+        own = name not in Generation.model_fields or name in ResponsesRequest.__annotations__
+        mark = _mark(field)
+        if mark is not None:
+            others.setdefault(mark, []).append(f"`{name}`")
+        elif own:
+            rows.append(f"| `{name}` | {_cell(field.description or '')} |")
+        else:
+            inherited.append(f"`{name}`")
+    return "\n".join(
+        [
+            "| field | meaning, where it is not OpenAI's |",
+            "|---|---|",
+            *rows,
+            "",
+            f"As in the other endpoints: {', '.join(inherited)}.",
+            "",
+            "Refused with a sentence that says what to send: "
+            f"{', '.join(others[Refused] + others[Renamed])}.",
+            "",
+            "Accepted only with a value that changes nothing, because minigen does not support "
+            f"others: {', '.join(others[OnlyDefault])}.",
+        ]
+    )
+
+
 def _mark(field: Any) -> type | None:
     """Return what marks a field that minigen does not support, or None."""
     return next((type(m) for m in field.metadata if isinstance(m, MARKS)), None)
@@ -197,6 +236,7 @@ def main() -> None:
     for page, marks, content in (
         (HTTP_PAGE, FIELDS, fields_table()),
         (HTTP_PAGE, MESSAGES_FIELDS, messages_fields_table()),
+        (HTTP_PAGE, RESPONSES_FIELDS, responses_fields_table()),
         (ARCHITECTURE, LAYERS, layers_table()),
     ):
         text = page.read_text(encoding="utf-8")

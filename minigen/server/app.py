@@ -19,6 +19,7 @@ from minigen.server.middleware.stack import MiddlewareStack
 from minigen.server.models import ModelHost
 from minigen.server.ollama.routes import ollama_router
 from minigen.server.openai.routes import Check, openai_router
+from minigen.server.responses_api.routes import responses_router
 from minigen.server.token_routes import token_router
 
 DESCRIPTION = """
@@ -52,7 +53,8 @@ def create_app(
         description=DESCRIPTION,
         lifespan=lifespan,
     )
-    for router in (openai_router(host, check), token_router(host), _state_router(host), *routers):
+    own = (openai_router(host, check), responses_router(host, check), token_router(host))
+    for router in (*own, _state_router(host), *routers):
         app.include_router(router)
     add_error_handlers(app)
     return app

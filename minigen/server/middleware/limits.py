@@ -22,7 +22,7 @@ WORK = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens"),
-        *("/api/generate", "/api/chat"),
+        *("/api/generate", "/api/chat", "/v1/responses"),
     }
 )
 

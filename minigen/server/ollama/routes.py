@@ -45,7 +45,7 @@ from minigen.server.ollama.schema import (
     ShowRequest,
 )
 from minigen.server.openai.routes import Check
-from minigen.server.openai.tools import tools_of
+from minigen.server.openai.tool_fields import tools_of
 from minigen.server.replies import ReadRequest, Reply
 from minigen.tool_calling.tools import ToolUse
 

@@ -18,7 +18,7 @@ from minigen.server.openai.schema import (
     Strict,
     with_sampling,
 )
-from minigen.server.openai.tools import ToolDefinition
+from minigen.server.openai.tool_fields import ToolDefinition
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}  # Ollama's, by ours
 NO_LIMITS = (-1, -2)  # num_predict: until the model stops, or until the context is full

@@ -83,6 +83,41 @@ COMPLETION = _giving(
     },
     **_EVENTS,
 )
+RESPONSE = _giving(
+    {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1767225600,
+        "status": "completed",
+        "model": "smollm2-135m",
+        "output": [
+            {
+                "id": "msg_1",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [
+                    {"type": "output_text", "text": "A force.", "annotations": [], "logprobs": []}
+                ],
+            }
+        ],
+        "store": False,
+        "usage": {
+            "input_tokens": 5,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 4,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 9,
+        },
+    },
+    **{
+        "text/event-stream": {
+            "schema": {"type": "string"},
+            "example": 'event: response.output_text.delta\ndata: {"sequence_number":4,...}\n\n',
+        }
+    },
+)
+NOT_STORED: dict[int | str, dict[str, Any]] = {404: _failing("minigen stores no responses.")}
 MODEL = _giving(_MODEL)
 MODELS = _giving({"object": "list", "data": [_MODEL]})
 TOKENIZE = _giving({"count": 2, "max_model_len": 8192, "tokens": [19556, 665], "token_strs": None})

@@ -98,7 +98,7 @@ def chat_answers(llm: LLM, request: ChatRequest) -> tuple[list[RequestState], Ch
             "max_tokens and max_completion_tokens set the same limit; give only one of them.",
             param="max_completion_tokens",
         )
-    params = _params(
+    params = sampling_params(
         request,
         max_tokens=next(iter(limits), None),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -133,7 +133,7 @@ def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestStat
             f"of {MOST_ANSWERS} answers; split them into several requests.",
             param="prompt",
         )
-    params = _params(
+    params = sampling_params(
         request,
         max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         logprobs=request.logprobs,
@@ -186,8 +186,11 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _params(request: Generation, max_tokens: int | None, **own: Any) -> SamplingParams:
-    """Build `SamplingParams` from the fields with the same names and `own`; null is the default."""
+def sampling_params(request: Generation, max_tokens: int | None, **own: Any) -> SamplingParams:
+    """Build `SamplingParams` from the fields with the same names and `own`; null is the default.
+
+    Raises a `MinigenError` for values that contradict each other.
+    """
     if request.best_of not in (None, request.n or 1):
         raise ApiError(
             f"best_of is {request.best_of}, but minigen returns all answers that it generates: "

@@ -27,7 +27,7 @@ from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 from minigen.server.forms import Formed
 from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
-from minigen.server.openai.tools import MessageToolCall, Tooled
+from minigen.server.openai.tool_fields import MessageToolCall, Tooled
 
 T = TypeVar("T", bound=BaseModel)
 NO_NAMES: Mapping[str, str] = MappingProxyType({})

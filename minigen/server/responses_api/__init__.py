@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its requests, and its responses as objects and as events."""
