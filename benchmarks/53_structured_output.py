@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,8 @@ def memory(backend: LLGuidanceBackend, count: int) -> dict[str, Any]:
     found = {"0": _mebibytes(process)}
     for number in range(count):
         form = StructuredOutputsParams(json=schema_of(1_000_000 + number))
-        try:
+        with suppress(ParamsError):
             backend.compile(form).allowed()
-        except ParamsError:
-            pass
         if (number + 1) % steps == 0:
             found[str(number + 1)] = _mebibytes(process)
         progress("schemas in memory", number + 1, count)
@@ -311,7 +309,7 @@ def grammar(options: argparse.Namespace) -> dict[str, Any]:
     backend.compile(StructuredOutputsParams(choice=["a"]))
     started = time.perf_counter() - start
     kept, to_mask, acceptance = accepted(backend, schemas)
-    usable = {seed: schemas[seed] for seed in kept}
+    usable = {seed: schemas[seed] for seed in kept if seed < options.answers}
     steps = [step_seconds(llm) for _ in range(5)]
     model, tokens = answers(llm, usable, form=True, show=True)
     ends = {*llm.config.eos_token_ids, *llm.tokenizer.eos_token_ids}
@@ -334,7 +332,7 @@ def grammar(options: argparse.Namespace) -> dict[str, Any]:
 def random_logits(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the answers are if nothing but the grammar gives them a form."""
     llm, backend = load(logits_processor=Noise)
-    schemas = [schema_of(seed) for seed in range(options.schemas)]
+    schemas = [schema_of(seed) for seed in range(options.answers)]
     kept, _, _ = accepted(backend, schemas)
     return answers(llm, {seed: schemas[seed] for seed in kept}, form=True, show=False)[0]
 
@@ -376,13 +374,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--schemas", type=int, default=1000)
+    parser.add_argument("--answers", type=int, default=1000, help="schemas that models answer")
     parser.add_argument("--memory", type=int, default=10_000, help="number of schemas for memory")
     parser.add_argument("--repeats", type=int, default=15, help="number of counted turns")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     for part in options.parts:
         print(f"\n{part}", flush=True)
+        loads = [psutil.getloadavg()[0]]
         results = {part: PARTS[part](options)}
+        loads.append(psutil.getloadavg()[0])
+        results[part]["load average before and after"] = loads
         print(json.dumps(results, indent=1)[:6000], flush=True)
         if options.json is not None:
             old = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}

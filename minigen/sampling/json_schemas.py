@@ -94,7 +94,7 @@ def _check(schema: Mapping[str, Any]) -> None:
     for keyword in ("const", "enum"):
         if keyword in schema and (reason := _unfit(schema[keyword])):
             raise _refused(keyword, reason)
-    least, required = schema.get("minProperties", 0), schema.get("required", ())
+    least, required = schema.get("minProperties", 0), schema.get("required", [])
     are_usual = isinstance(least, int | float) and isinstance(required, list)
     if are_usual and least - len(set(map(str, required))) > 1:
         raise _refused("minProperties", "cannot be enforced, because names may be repeated")
@@ -143,9 +143,12 @@ def ecma_pattern(pattern: str) -> str:
             if ascii_class is not None:
                 each = ascii_class if inside else f"[{ascii_class}]"
         elif inside:
-            if each in "[&~" or pattern[position : position + 2] == "--":
-                each = f"\\{each}"
             inside = each != "]"
+            if each in "[&~":
+                each = f"\\{each}"
+            elif pattern[position : position + 2] == "--":  # the end of a range, or its beginning
+                is_first = found.endswith(("[", "[^")) and not found.endswith("\\[")
+                each, width = ("\\-", 1) if is_first else ("-\\-", 2)
         elif each == "[":
             inside = True
             if pattern[position + 1 : position + 2] == "^":
