@@ -12,7 +12,6 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import asdict
-from typing import BinaryIO
 
 import psutil
 
@@ -31,19 +30,23 @@ _WATCHED_EVERY = 0.02
 class GrammarTrial:
     """Tries forms out for one vocabulary, one at a time.
 
-    The process starts with the first form, and again after a form has ended it. It ends when this
+    The process starts with this object, and again after a form has ended it. It ends when this
     object is deleted, or when the parent process ends.
     """
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
-        self._running: _Running | None = None
+        self._running = _Running(vocabulary)
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Raise `ParamsError` for a form that cannot be compiled within the limits."""
-        if self._running is None or not self._running.is_usable():
+        if not self._running.is_usable():
             self._running = _Running(self._vocabulary)
-        error = self._running.ask(params)
+        try:
+            error = self._running.ask(params)
+        finally:
+            if not self._running.is_usable():  # so that the next form need not wait for the start
+                self._running = _Running(self._vocabulary)
         if error:
             raise ParamsError(error)
 
@@ -66,20 +69,12 @@ class _Running:
         self.close = weakref.finalize(self, _end, self._process, self._owner)
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(
-            target=_read_answers,
-            args=(self._process.stdout, self._answers),
+            target=_talk,
+            args=(self._process, vocabulary, self._answers),
             name="minigen-grammar-trial",
             daemon=True,
         ).start()
-        sent = {**asdict(vocabulary), "tokens": [each.hex() for each in vocabulary.tokens]}
-        self._send(sent)
-        if self._answer(_START_SECONDS) is None:
-            self.close()
-            raise GrammarError(
-                "No form can be tried out, because its process does not start "
-                "(`python -m minigen.sampling.grammar_compiler` should wait for input)."
-            )
-        self._idle_bytes = psutil.Process(self._process.pid).memory_info().rss
+        self._has_started = False
 
     def is_usable(self) -> bool:
         """Return whether the process runs, and was started by this process, not before a fork."""
@@ -87,8 +82,12 @@ class _Running:
 
     def ask(self, params: StructuredOutputsParams) -> str:
         """Return the error that the form gives, or nothing. Raises `ParamsError` past a limit."""
-        seconds_before = self._used()[0]
-        self._send({name: value for name, value in asdict(params).items() if value is not None})
+        self._wait_for_start()
+        seconds_before, bytes_before = self._used()
+        _send(
+            self._process,
+            {name: value for name, value in asdict(params).items() if value is not None},
+        )
         waited = 0.0
         while waited < _MOST_WAITED:
             try:
@@ -100,23 +99,23 @@ class _Running:
                     raise self._ended(params, "the library that compiles it fails on it")
                 return answer
             seconds, num_bytes = self._used()
-            if num_bytes > self._idle_bytes + MOST_BYTES:
+            if num_bytes > bytes_before + MOST_BYTES:
                 raise self._ended(params, f"it takes more than {MOST_BYTES // 2**20} MiB")
             if seconds - seconds_before > MOST_SECONDS:
                 break
         raise self._ended(params, f"it takes more than {MOST_SECONDS:g} seconds to compile")
 
-    def _answer(self, timeout: float) -> str | None:
-        try:
-            return self._answers.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _send(self, value: object) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):  # the process has ended, and so do its answers
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
-            self._process.stdin.flush()
+    def _wait_for_start(self) -> None:
+        if self._has_started:
+            return
+        with suppress(queue.Empty):
+            self._has_started = self._answers.get(timeout=_START_SECONDS) is not None
+        if not self._has_started:
+            self.close()
+            raise GrammarError(
+                "No form can be tried out, because its process does not start "
+                "(`python -m minigen.sampling.grammar_compiler` should wait for input)."
+            )
 
     def _used(self) -> tuple[float, int]:
         """Return the processor time in seconds and the bytes of memory so far."""
@@ -132,11 +131,25 @@ class _Running:
         return refused(params, reason)
 
 
-def _read_answers(stream: BinaryIO, answers: "queue.SimpleQueue[str | None]") -> None:
-    with stream:
+def _talk(
+    process: "subprocess.Popen[bytes]",
+    vocabulary: Vocabulary,
+    answers: "queue.SimpleQueue[str | None]",
+) -> None:
+    """Send the vocabulary, then collect the answers; None is the last one."""
+    _send(process, {**asdict(vocabulary), "tokens": [each.hex() for each in vocabulary.tokens]})
+    assert process.stdout is not None
+    with process.stdout as stream:
         for line in stream:
             answers.put(json.loads(line))
     answers.put(None)
+
+
+def _send(process: "subprocess.Popen[bytes]", value: object) -> None:
+    assert process.stdin is not None
+    with suppress(OSError, ValueError):  # the process has ended, and so do its answers
+        process.stdin.write(json.dumps(value).encode() + b"\n")
+        process.stdin.flush()
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
