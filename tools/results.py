@@ -102,10 +102,10 @@ def form_lines(measured: dict[str, Any]) -> list[str]:
     return [
         f"- Of {accepted['schemas']:,} JSON schemas {accepted['share']:.1%} are accepted. Of "
         f"{given['ended by themselves']:,} answers that end by",
-        f"  themselves, {given['valid share of those that ended']:.1%} are valid; without a grammar "
-        f"{free['valid share of all']:.1%} of all. A mask takes",
-        f"  {share['median']:.1%} of a step of one sequence (99th percentile {share['p99']:.1%}), and "
-        f"steps without a grammar {unchanged:.2f} times",
+        f"  themselves, {given['valid share of those that ended']:.1%} are valid; without a "
+        f"grammar {free['valid share of all']:.1%} of all. A mask takes",
+        f"  {share['median']:.1%} of a step of one sequence (99th percentile "
+        f"{share['p99']:.1%}), and steps without a grammar {unchanged:.2f} times",
         f"  what they took before ({_link('53_structured_output')}).",
     ]
 
