@@ -8,38 +8,16 @@ The client only reads bytes and counts events, which costs very little, but it s
 import argparse
 import asyncio
 import json
-import re
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from common import interleaved, random_prompts, write_results
+from server_process import server
 
 from minigen import LLM, SamplingParams
 
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
-OPTIONS = ["--max-num-seqs", "64", "--no-enable-prefix-caching", "--no-access-log"]
-
-
-@contextmanager
-def server() -> Iterator[tuple[str, int]]:
-    """Run `minigen serve` in its own process; yield the address where it listens."""
-    command = [sys.executable, "-m", "minigen", "serve", *OPTIONS, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                if found := re.search(r"at (http://\S+)/v1", line):
-                    break
-            address = urlsplit(found[1])  # type: ignore[index]
-            yield str(address.hostname), int(address.port or 0)
-        finally:
-            process.terminate()
-            process.stderr.read()
+OPTIONS = ["--max-num-seqs", "64", "--no-enable-prefix-caching"]
 
 
 async def stream(host: str, port: int, prompt: list[int]) -> int:
@@ -77,7 +55,7 @@ def main() -> None:
     prompts = random_prompts(STREAMS, PROMPT_TOKENS, seed=3)
     llm = LLM.load(max_num_seqs=64, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    with server() as (host, port):
+    with server(*OPTIONS) as (host, port):
 
         async def all_streams() -> None:
             await asyncio.gather(*(stream(host, port, prompt) for prompt in prompts))

@@ -21,6 +21,8 @@ PACKAGES = (
     "tokenizers",
     "transformers",
     "llama-cpp-python",
+    "llguidance",
+    "jsonschema",
 )
 
 

@@ -424,7 +424,7 @@ def test_going_back_undoes_what_was_accepted(backend: LLGuidanceBackend) -> None
 def test_a_fork_goes_its_own_way(backend: LLGuidanceBackend) -> None:
     first = backend.compile(StructuredOutputsParams(regex="a[xy]|b"))
     second = first.fork()
-    a, b = (backend._vocabulary.tokenize_str(each)[0] for each in "ab")
+    a, b = (backend._compiler.vocabulary.tokenize_str(each)[0] for each in "ab")
     first.accept(a)
     second.accept(b)
     assert not (first.allowed() == second.allowed()).all()
@@ -444,7 +444,7 @@ def test_the_end_is_allowed_exactly_where_the_text_matches(backend: LLGuidanceBa
         if len(others) == 0:
             break
         token = int(rng.choice(others))
-        text += backend._vocabulary.decode_str([token])
+        text += backend._compiler.vocabulary.decode_str([token])
         matcher.accept(token)
     assert 10 < ends < 50
 
@@ -459,7 +459,7 @@ def test_special_tokens_are_never_allowed_as_text(
 def test_a_token_that_is_not_allowed_raises(backend: LLGuidanceBackend) -> None:
     matcher = backend.compile(StructuredOutputsParams(regex="[0-9]+"))
     with pytest.raises(GrammarError):
-        matcher.accept(backend._vocabulary.tokenize_str("x")[0])
+        matcher.accept(backend._compiler.vocabulary.tokenize_str("x")[0])
 
 
 def test_the_cache_of_grammars_is_bounded(backend: LLGuidanceBackend) -> None:

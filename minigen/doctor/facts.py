@@ -49,7 +49,7 @@ PACKAGES = tuple(
     beartype typer rich fastapi uvicorn pydantic prometheus_client aiohttp jupyterlab
     ipywidgets matplotlib jupytext nbclient nbformat latex2mathml cloudpickle psutil
     openai ollama scipy regex pytest pytest-xdist pytest-random-order import-linter
-    hypothesis nbval playwright schemathesis ruff mypy pyyaml codespell mkdocs
+    hypothesis jsonschema nbval playwright schemathesis ruff mypy pyyaml codespell mkdocs
     mkdocs-material mkdocstrings-python nbgrader otter-grader""".split()
 )
 VARIABLES = tuple(  # none of them contains a secret

@@ -6,7 +6,6 @@ microseconds. Sources: llguidance's docs/json_schema.md and docs/syntax.md; Earl
 """
 
 import math
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -17,13 +16,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from minigen.errors import GrammarError, OptionError, ParamsError
+from minigen.errors import GrammarError
+from minigen.sampling.grammar_compiler import GrammarCompiler, Vocabulary, first_line
+from minigen.sampling.grammar_trial import GrammarTrial
 from minigen.sampling.processors import Logits, LogitsProcessor, TokenMatcher
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tokenizer.tokenizer import Tokenizer
 
-_QUOTED = re.compile(r"\s*\d+ \|")
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
 MOST_CACHED = 32  # compiled grammars
 MOST_CACHED_CHARACTERS = 2**20  # of their sources, in all
 
@@ -72,23 +71,21 @@ class GrammarProcessor(LogitsProcessor):
 class LLGuidanceBackend:
     """Compiles grammars for one model's vocabulary; any thread may call it.
 
-    `end_ids` are the model's end tokens. Raises `OptionError` if the library is not installed.
+    `end_ids` are the model's end tokens. Each new form is tried out in a process of its own first.
+    Raises `OptionError` if the library is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]):
-        try:
-            import llguidance
-        except ImportError:
-            raise OptionError(
-                "Structured outputs need the llguidance library: pip install llguidance."
-            ) from None
-        self._library: Any = llguidance
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
-        self._vocabulary = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, end_ids)),
-            n_vocab=vocab_size,
-            eos_token=sorted(end_ids),
+        vocabulary = Vocabulary(
+            tokens=[tokenizer.token_bytes(token_id) for token_id in range(vocab_size)],
+            special_token_ids=sorted(tokenizer.special_ids),
+            end_ids=sorted(end_ids),
+            bos_token_id=tokenizer.bos_token_id,
         )
+        self._compiler = GrammarCompiler(
+            vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False)
+        )
+        self._trial = GrammarTrial(vocabulary)
         self.vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[str, ...], Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -102,7 +99,8 @@ class LLGuidanceBackend:
         with self._lock:
             matcher = self._compiled.pop(key, None)
             if matcher is None:
-                matcher = self._fresh(params)
+                self._trial.check(params)
+                matcher = self._compiler.compile(params)
             self._compiled[key] = matcher
             while (
                 len(self._compiled) > MOST_CACHED
@@ -110,40 +108,6 @@ class LLGuidanceBackend:
             ):
                 self._compiled.popitem(last=False)
             return LLGuidanceMatcher(matcher.deep_copy(), self.vocab_size)
-
-    def _fresh(self, params: StructuredOutputsParams) -> Any:
-        try:
-            grammar = self._grammar(params)
-        except ValueError as error:
-            raise _refused(params, str(error)) from None
-        matcher = self._library.LLMatcher(
-            self._vocabulary, grammar, log_level=0, limits=self._limits
-        )
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask builds the states that all copies share
-        if matcher.is_error():
-            raise _refused(params, matcher.get_error())
-        return matcher
-
-    def _grammar(self, params: StructuredOutputsParams) -> str:
-        library = self._library.LLMatcher
-        found: str
-        if params.kind in ("json", "json_object"):
-            options = (
-                {"whitespace_flexible": False}
-                if params.blanks is None
-                else {"whitespace_pattern": params.blanks}
-            )
-            found = library.grammar_from_json_schema(params.source, overrides=options)
-        elif params.kind == "regex":
-            found = library.grammar_from_regex(params.source)
-        elif params.kind == "choice":
-            # One lexeme: alternatives of a grammar count against its parser's limits.
-            choices = "|".join(re.escape(each) for each in params.choice or ())
-            found = library.grammar_from_regex(choices)
-        else:
-            found = self._library.grammar_from("grammar", params.source)
-        return found
 
 
 class LLGuidanceMatcher:
@@ -180,30 +144,4 @@ class LLGuidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"The grammar failed: {_first_line(self._matcher.get_error())}.")
-
-
-class _Vocabulary:
-    """What llguidance asks of a tokenizer: the bytes of each token, and how it encodes text."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]):
-        self.eos_token_id, self.bos_token_id = min(end_ids), tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def _refused(params: StructuredOutputsParams, reason: str) -> ParamsError:
-    return ParamsError(f"structured_outputs.{params.kind} cannot be used: {_first_line(reason)}.")
-
-
-def _first_line(text: str) -> str:
-    """Return an error's text on one line, at most 300 characters, without its last full stop.
-
-    The lines of the grammar that it quotes are left out.
-    """
-    own = [line for line in text.splitlines() if not _QUOTED.match(line)]
-    return " ".join(_PLACE.sub("", " ".join(own)).split())[:300].rstrip(". ")
+            raise GrammarError(f"The grammar failed: {first_line(self._matcher.get_error())}.")

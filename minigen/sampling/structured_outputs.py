@@ -30,8 +30,8 @@ KEYWORDS = frozenset(
     "contentSchema multipleOf minimum maximum exclusiveMinimum exclusiveMaximum".split()
 )
 # Keywords whose value is a schema per name, and those whose value holds no schemas.
-_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-_VALUES = {"enum", "const", "default", "examples", "example", "required", "dependentRequired"}
+NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+VALUES = {"enum", "const", "default", "examples", "example", "required", "dependentRequired"}
 
 
 def _are_choices(value: Any) -> bool:
@@ -176,9 +176,9 @@ def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
     for keyword, value in schema.items():
-        if keyword in _VALUES:
+        if keyword in VALUES:
             continue
-        if keyword in _NAMED or keyword == "dependencies":
+        if keyword in NAMED or keyword == "dependencies":
             yield from value.values() if isinstance(value, Mapping) else ()
         elif isinstance(value, Mapping):
             yield value

@@ -10,6 +10,8 @@ from typing import Any
 
 from minigen.errors import ParamsError
 from minigen.sampling.closed_schemas import closed
+from minigen.sampling.grammar_compiler import ESCAPES
+from minigen.sampling.json_schemas import enforceable
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.tool_calling.formats import ToolFormat
 from minigen.tool_calling.parser import Reasoning
@@ -116,10 +118,16 @@ class _Rules:
     def _of_tool(self, i: int, tool: Tool) -> list[str]:
         style = self.style
         before = self._texts(style.before_name, tool.name, style.before_arguments)
-        schema = json.dumps({**closed(tool.parameters), "x-guidance": _SEPARATORS})
+        try:
+            schema = enforceable(closed(tool.parameters))
+        except ValueError as error:
+            raise ParamsError(
+                f"The schema of tool {tool.name!r} cannot be used: {error}."
+            ) from None
+        options = {**_SEPARATORS, "json_allowed_escapes": ESCAPES}
         return [
             f"call_{i}: {before} arguments_{i} {_quoted(style.after_arguments)}".rstrip(),
-            f"arguments_{i}: %json {schema}",
+            f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': options})}",
         ]
 
     def _texts(self, before: str, name: str, after: str) -> str:
@@ -139,10 +147,13 @@ def _quoted(text: str) -> str:
 
 
 def _with_blanks(own: StructuredOutputsParams) -> str:
-    schema: Any = json.loads(own.source)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    blanks: dict[str, Any] = (
-        {"whitespace_flexible": False} if own.blanks is None else {"whitespace_pattern": own.blanks}
-    )
-    return json.dumps({**schema, "x-guidance": blanks})
+    try:
+        schema = enforceable(json.loads(own.source))
+    except ValueError as error:
+        raise ParamsError(f"structured_outputs.{own.kind} cannot be used: {error}.") from None
+    options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+    if own.blanks is None:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = own.blanks
+    return json.dumps({**schema, "x-guidance": options})
