@@ -111,13 +111,15 @@ guess_use = predict("Per cent of the slots that hold a token, with reservations?
 
 # %%
 reserving = load_model(
-    num_blocks=NUM_BLOCKS, enable_prefix_caching=False, scheduler=ReservingScheduler
+    num_blocks=NUM_BLOCKS,
+    enable_prefix_caching=False,  # chapter 23's cache would keep blocks of ended requests
+    scheduler=ReservingScheduler,
 )
 asked = [
     reserving.chat_prompt([{"role": "user", "content": f"Briefly: {question}"}])
     for question in QUESTIONS[:16]
 ]
-with reserving.record() as recorder:
+with reserving.record() as recorder, reserving.count_work() as reserved_work:
     answers = reserving.generate(asked, params, progress=False)
 reserved_states = pool_states(recorder.events)  # who owns which block, at the end of each step
 
@@ -149,9 +151,10 @@ print(f"steps until all are answered: ⟨{len(reserved_states):,}⟩")
 #
 # Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The memory
 # of all blocks is the **pool**. Here it has 10 blocks, 1 to 10, and block 0, which no sequence owns: it
-# fills up tables that are too short, as you will see below, and on a GPU also batches.) That list is the
-# block table.
-# Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so on.
+# fills up tables that are too short, as you will see below. On a GPU, it is also where the padding rows
+# of a recorded step read and write, because chapter 17's CUDA graphs come in a few batch sizes only.)
+# That list is the block table. Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and
+# so on.
 
 # %%
 table = [7, 3, 9, 5]
@@ -207,11 +210,13 @@ shuffled = torch.randperm(50)
 out, out_shuffled = attention(q, k, v), attention(q, k[shuffled], v[shuffled])
 same = torch.allclose(out, out_shuffled, atol=1e-5)
 guess_order.compare("yes" if same else "no")
+print(f"the largest difference between the two: ⟨{(out - out_shuffled).abs().max():.1e}⟩")
 assert same
 
 # %% [markdown]
-# It is the same. For one query, attention is a weighted *sum* over the tokens (chapter 14), and a sum
-# does not depend on the order of its terms:
+# It is the same, but for rounding. For one query, attention is a weighted *sum* over the tokens (chapter
+# 14), and a sum does not depend on the order of its terms (with floating-point numbers, only its last
+# digits do):
 #
 # $$o = \sum_{s} a_s v_s, \qquad a_s = \frac{\exp(q \cdot k_s / \sqrt d)}
 # {\sum_{u} \exp(q \cdot k_u / \sqrt d)}$$
@@ -262,8 +267,9 @@ measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 # %% [markdown]
 # In a batch, the new tokens of all sequences are stored at once: their slots stand in one list. Then
 # each sequence attends through its own table. Those that [decode](../docs/glossary.md#decode) do it
-# together: their tables are padded to the longest, and the padding is masked. Here is such
-# a batch, with blocks of 4: two sequences decode, and the third has a prompt of 4 tokens.
+# together: their tables are padded to the longest, and the padding is masked. Prompts attend one after
+# another, because their lengths differ, and their queries would need padding, too. Here is such a batch,
+# with blocks of 4: two sequences decode, and the third has a prompt of 4 tokens.
 
 # %%
 block_tables = [[7, 3], [5, 0], [2, 0]]  # 0 is padding
@@ -286,7 +292,11 @@ for row, length in enumerate(context_lens[:2]):
 # %% [markdown]
 # The second row of the mask cuts off the last slot of block 5 and the whole of block 0. In the code
 # below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's sliding window
-# (chapter 14) or None: then the mask has no lower end.
+# (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length minus the
+# window. Without one, the code subtracts `position.numel() + longest` instead, which is larger than any
+# position, so the lower end is negative and cuts off nothing. A mask has a row per sequence and a column
+# per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis for the KV
+# heads, the other for the query heads that share a KV head.
 
 # %%
 show(package.attend_paged)
@@ -344,8 +354,9 @@ print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 # %% [markdown]
 # Play it again, step by step, beside the engine that reserves. A colour is a request, which keeps its
 # row on the right while it runs (an empty row waits for the next one); the number in a block is the
-# block's id; the pale part of a block holds nothing. When a request's last block is full, its table
-# gets one block more, any that is free. The blocks of requests that have ended go to others.
+# block's id; the pale part of a block holds nothing (the legend calls it *waste*). When a request's last
+# block is full, its table gets one block more, any that is free. The blocks of requests that have ended
+# go to others.
 #
 # Predict: in the engine that takes blocks as they are needed, what share of the slots in owned blocks is
 # empty, while requests wait?
@@ -380,8 +391,8 @@ replay(
 # When a running request needs a block and none is free, one of the running requests has to give up
 # its place: the engine takes all blocks of the request that started last, and computes its tokens again
 # later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures. A
-# preempted request waits at the head of the queue, and needs blocks for all its tokens at once. So some
-# blocks may be free, and still no request can start.
+# preempted request waits in front of all requests that have not started yet, and needs blocks for all its
+# tokens at once. So some blocks may be free, and still no request can start.
 #
 # ## Forks share blocks
 #
@@ -709,10 +720,21 @@ num_free = mean(NUM_BLOCKS - len(one.fills(BLOCK_SIZE)) for one in of_paged)
 again = paged_work.tokens_recomputed / (paged_work.tokens_prefilled + paged_work.tokens_decoded)
 measured("free blocks while requests wait, in blocks", 100 * num_free / NUM_BLOCKS, "%")
 measured("computed again after a preemption, of all prompts' and answers' tokens", 100 * again, "%")
-print(f"steps, the longest reserved: ⟨{len(reserved_states):,}⟩", end=", ")
-print(f"in blocks: ⟨{len(states['blocks as they are needed']):,}⟩")
+print(f"preemptions, in blocks: ⟨{paged_work.preemptions}⟩")
+for way, work in zip(states, (reserved_work, paged_work), strict=True):
+    print(f"{way}: ⟨{work.steps:,} steps⟩ that computed ⟨{work.tokens_computed:,} tokens⟩")
+fewer = reserved_work.steps / paged_work.steps
+fuller = fewer * paged_work.tokens_computed / reserved_work.tokens_computed
+measured("steps, the longest reserved over in blocks", fewer)
+measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
+# Why is anything computed again? A request starts as soon as its prompt finds blocks, then all running
+# answers grow, and once they have grown beyond 64 blocks, some request loses its blocks and is computed
+# again from its first token. With long answers that happens again and again (the engine **thrashes**), so
+# the share above depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with
+# one that reserves, and shows how much of the repeated work a prefix cache saves.
+#
 # ## Claims
 #
 # What papers and guides say, beside what this notebook found. (The paper's well-known 2-4 times is
@@ -740,8 +762,10 @@ verdicts(
         f"{mark(together_paged / together_reserved)} times",
         within(together_paged / together_reserved, 4.3, 4.4),
         "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
-        "the 256 that an answer may have; and with preemptions, more at once is not as much faster: "
-        f"{mark(100 * again, '%')} of the prompts' and answers' tokens were computed again",
+        "the 256 that an answer may have; with the longest reserved, the run takes "
+        f"{mark(fewer)} times as many steps, but a step in blocks is fuller: it computes "
+        f"{mark(fuller)} times as many tokens, some of them again ({mark(100 * again, '%')} of the "
+        "prompts' and answers' tokens)",
         PAPER,
         measured=True,
     ),

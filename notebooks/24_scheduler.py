@@ -62,6 +62,7 @@ from statistics import mean, median
 from tempfile import mkdtemp
 
 from minigen import SamplingParams
+from minigen.trace.events import EventKind
 from minigen_course import (
     Claim,
     chapter_map,
@@ -81,7 +82,7 @@ from minigen_course import (
 from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.figures.gantt import gantt
-from minigen_course.figures.trace_views import story
+from minigen_course.figures.trace_views import pool_states, story
 from minigen_course.grading.save_part import save_part
 from minigen_course.lab.cost_model import (
     MACHINES,
@@ -116,10 +117,11 @@ chapter_map("scheduler")
 # ## A number that hurts
 #
 # Twelve people ask at the same moment, and a step has room for four sequences: four **batch slots**
-# (`max_num_seqs`). The simplest way is **static batching**: the first four start together, and when the
-# last of them is done, the next four start. In order of arrival the answers have 90, 8, 14, 22, 76, 9,
-# 30, 12, 64, 18, 10 and 24 tokens, and each step gives every running sequence one. Predict which
-# percentage of the slots stays empty.
+# (`max_num_seqs`). (A batch slot is a place in the batch; chapter 21's slot is a place in the cache.) The
+# simplest way is **static batching**: the first four start together, and when the last of them is done,
+# the next four start. In order of arrival the answers have 90, 8, 14, 22, 76, 9, 30, 12, 64, 18, 10 and
+# 24 tokens, and each step gives every running sequence one. Predict which percentage of the slots stays
+# empty.
 #
 # Every comparison in this chapter runs under a clock of its own, which charges for a step what
 # `step_time` says. It describes an invented machine: 4 ms to read the weights, 0.5 ms of arithmetic per
@@ -185,7 +187,15 @@ measured("that took", static_seconds, "s")
 #
 # For ten batch sizes from 1 to 32, the cell times six steps, in five rounds (another program may
 # disturb some rounds, but rarely all of them). It takes the fourth fastest of these 30 steps, and
-# draws both formulas through the first and the last batch size (the first formula with $t_0 = 0$).
+# draws both formulas through the first and the last batch size (the first formula with $t_0 = 0$). Two
+# points fix two unknowns. With the sum, $t_1 = t_{fixed} + t_{add}$ and
+# $t_{32} = t_{fixed} + 32 \cdot t_{add}$. The difference of both is $31 \cdot t_{add}$, so
+#
+# $$t_{add} = \frac{t_{32} - t_1}{31}, \qquad t_{fixed} = t_1 - t_{add}.$$
+#
+# With the max, take one sequence as left of the knee, and 32 as right of it: then $t_{read} = t_1$ and
+# $t_{row} = t_{32} / 32$.
+#
 # Predict: with how many sequences does a step, by the formula with the sum, take twice as long as
 # with one?
 
@@ -216,34 +226,48 @@ guess_double.compare(2 + knee, "sequences", measured=True)
 for name, formula in (("sum", by_sum), ("max", by_max)):
     miss = max(abs(formula[n] / step_seconds[n] - 1) for n in sizes)
     measured(f"the formula with the {name} is wrong by at most", 100 * miss, "%", 2)
+# A larger batch takes no less time, and a doubled one hardly more than two of half its size.
+is_disturbed = any(
+    step_seconds[few] > 1.15 * step_seconds[many] for few, many in pairwise(sizes)
+) or any(step_seconds[2 * n] > 2.3 * step_seconds[n] for n in sizes if 2 * n in step_seconds)
+advice = "yes, so run this cell again" if is_disturbed else "no"
+print(f"do these times look disturbed by another program? ⟨{advice}⟩")
 measured(
     "a step of three sequences takes", step_seconds[3] / step_seconds[4], "times one of four", 2
 )
 picture(
     gains(step_seconds, {"sum": by_sum, "max": by_max}, knee),
-    "Left: milliseconds of a step, measured and by both formulas; the vertical line is the knee by the "
-    "sum. Right: how many more tokens per second each doubling of the batch gives.",
+    "Left: milliseconds of a step, measured and by both formulas; a vertical line marks the knee by the "
+    "sum if it lies between 1 and 32. Right: how many more tokens per second each doubling of the batch "
+    "gives.",
     number="24.1",
 )
 
 # %% [markdown]
+# The prediction by the formula with the sum follows from the knee $k = t_{fixed} / t_{add}$. A step of
+# $n$ sequences takes twice as long as a step of one if
+# $t_{fixed} + n \cdot t_{add} = 2 (t_{fixed} + t_{add})$, so if $n \cdot t_{add} = t_{fixed} + 2 \cdot
+# t_{add}$. Divide by $t_{add}$: $n = k + 2$.
+#
 # The formula with the sum lies nearer to what was measured where reading and computing hardly
 # overlap, or where much of a small step is overhead. What does a doubling to $N$ sequences gain? With
 # the knee at $k$, the formula with the sum says
 #
 # $$\frac{t_{fixed} + N/2 \cdot t_{add}}{t_{fixed} + N \cdot t_{add}} \cdot 2 - 1 = \frac{k}{k + N}.$$
 #
-# The formula with the max says 100 % up to $N = k$, then $2k/N - 1$, and nothing from $N = 2k$ on. So
-# by both formulas the gains fall, or stay level, as the batch grows; how soon they fall depends on
-# the machine's knee.
+# With $t_0 = 0$, as in the figure, the formula with the max says 100 % up to $N = k$, then $2k/N - 1$,
+# and nothing from $N = 2k$ on. (An overhead is shared by any batch, so with it a little gain remains: on
+# this chapter's clock, 6 % from 16 to 32.) So by both formulas the gains fall, or stay level, as the
+# batch grows; how soon they fall depends on the machine's knee.
 #
-# What was measured follows this only on the whole, because a kernel does not work by single
-# sequences. minigen's compiled step cuts a batch into **tiles** of four, two or one (chapter 34). A
-# batch of three is a tile of two and a tile of one, each of which unpacks all 4-bit weights, so it
-# takes about as long as one tile of four. From five sequences on, the kernel also makes one more pass
-# over each piece of the weights, which all tiles share. So the doubling from 4 to 8 may gain less
-# than the one from 8 to 16. (Where torch computes the step, other sizes are the good ones. If a
-# single point of yours lies far off, another program had the processor: run the cell again.)
+# (Details of one kernel; skip them at first reading.) What was measured follows this only on the whole,
+# because a kernel does not work by single sequences. minigen's compiled step cuts a batch into **tiles**
+# of four, two or one (chapter 34). A batch of three is a tile of two and a tile of one, each of which
+# unpacks all 4-bit weights, so it takes about as long as one tile of four. From five sequences on, the
+# kernel also makes one more pass over each piece of the weights, which all tiles share. So the doubling
+# from 4 to 8 may gain less than the one from 8 to 16. (Where torch computes the step, other sizes are the
+# good ones. If a single point of yours lies far off, another program had the processor: run the cell
+# again.)
 #
 # Guides often give figures without a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
 # only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
@@ -273,7 +297,9 @@ for context in (1000, 8000):
 # On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
 # the larger card both limits come at about 200: memory holds 211, and from nearly 200 on the arithmetic
 # (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes longer than all
-# reading. (In 8-bit arithmetic, which is twice as fast on this card, memory alone ends the batch.) And
+# reading. (Here the weights are stored in 8 bits, and turned into bfloat16 before they are multiplied.
+# This card can also multiply numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic
+# takes longer than all reading only from thousands of sequences on, so memory alone ends the batch.) And
 # the reading of keys and values is not shared: it grows with the number of sequences and with their
 # length. So a long context ends the gain of batching earlier than a short one.
 #
@@ -298,11 +324,21 @@ for context in (1000, 8000):
 # | `manager.mark_computed(sequence, n)` | counts `n` tokens as computed |
 # | `manager.free(sequence)` | gives all its blocks back, and counts it as not computed |
 #
-# And it finds out about a sequence by `sequence.num_wanted` (tokens that are still to be computed: 1 in a
-# decode, more in a prefill), `sequence.append(token_id)` and `sequence.finish_reason` (set when the answer
-# is complete). A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a
-# token only if it reaches the end of what is known: `samples_of(chunks)` returns the sequences that get
-# one, in order. Call it before `mark_computed`, because it looks at what was computed before the step.
+# And this is what it uses of a sequence:
+#
+# | name | meaning |
+# |---|---|
+# | `len(sequence)` | its tokens so far, those of the prompt and of the answer |
+# | `sequence.num_wanted` | the tokens still to be computed: 1 in a decode; in a prefill all that is left of the prompt, and after a preemption also of the answer |
+# | `sequence.block_ids` | its block table (chapter 21); empty as long as it has not started |
+# | `sequence.append(token_id)` | adds a token to its answer |
+# | `sequence.finish_reason` | None until the answer is complete |
+#
+# A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a token only if it
+# reaches the end of what is known. The sequences that get a token are the **samples** of the step:
+# `samples_of(chunks)` returns them in order, and `tokens` has one token for each of them, whose id is
+# `token.token_id`. Call `samples_of` before `mark_computed`, because it looks at what was computed before
+# the step.
 #
 # This scheduler serves one request at a time, and the engine accepts it:
 
@@ -367,7 +403,8 @@ replay(
     lambda step: gantt(side_by_side, step, by="seconds"),
     max(len(each) for each in side_by_side.values()),
     "Two timelines of twelve requests, at their ends: with static batches requests wait beside empty "
-    "slots, with continuous ones never. Below: each step's tokens, and the blocks held.",
+    "slots, with continuous ones never longer than one step. Below: each step's tokens, and the blocks "
+    "held.",
     number="24.2",
 )
 
@@ -474,15 +511,18 @@ for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth
 
 # %% [markdown]
 # (In one more run, exactly every tenth answer is long, so 16 of the 20 static batches hold one long
-# answer each: a worse case than any of the points.) The points follow max / mean, and stay below it, most
-# where a few answers are very long: at its end, continuous batching is left with those, too, beside empty
-# slots. Steps are not seconds: a continuous step is fuller. On the clock, whose knee is at eight
-# sequences, steps of one to eight take equally long, and the two ratios are nearly equal. Where each
-# sequence adds to the step, continuous batching gains less. An engine that keeps a static batch in one
+# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it. The
+# point "all alike" lies on it. The others stay below it, most where a few answers are very long: at its
+# end, continuous batching is left with those, too, beside empty slots. Steps are not seconds: a
+# continuous step is fuller. On the clock, whose knee is at eight sequences, steps of one to eight take
+# equally long, and the two ratios are nearly equal. Where each sequence adds to the step, continuous
+# batching gains less. An engine that keeps a static batch in one
 # array also computes its finished rows: each answer is **padded** to the longest of its batch. The last
 # two lines count that. Sorting the requests by length first (**bucketing**) removes the padding here, but
 # a server does not know how long answers will be. minigen **packs** the rows that still run, so it
-# computes no padding at all.
+# computes no finished row. (On a GPU it fills a step of decodes up to the next recorded batch size, for
+# chapter 17's CUDA graphs. And without the compiled step, attention pads the block tables, as chapter 22
+# shows.)
 #
 # ## A long prompt makes others stutter
 #
@@ -588,8 +628,10 @@ replay(
 # How many sequences may start? An answer's length is not known before its end. A scheduler that reserves
 # blocks for the longest answer (`max_tokens`) never lacks a block, and leaves many of them idle if
 # answers end early. If it reserves only what is needed now, sooner or later a running sequence will find
-# no free block for its next token. Then one sequence must give its blocks back: it is **preempted**. The
-# last one to arrive is chosen, so that the first always makes progress. It waits at the head of the
+# no free block for its next token. (A prompt that is computed in chunks may find none in its middle:
+# `allocate` looks for blocks for all its tokens, but takes only those of the next chunk, and meanwhile
+# other sequences may take the rest.) Then one sequence must give its blocks back: it is **preempted**.
+# The last one to arrive is chosen, so that the first always makes progress. It waits at the head of the
 # queue. Later all its tokens, also those that it already generated, are computed again like a prompt.
 # Nothing of the answer is lost, only work.
 #
@@ -619,9 +661,14 @@ for (name, blocks), each in short_of_blocks.items():
         f"{each.num_preempted} preempted, {each.num_computed:,} tokens computed"
     )
 tight = story(short_of_blocks["room for now", 16].events).steps
-full = sum(step.num_blocks >= 0.9 * 16 for step in tight)
-victims = short_of_blocks["room for now", 16].num_preempted
-print(f"in {full} of {len(tight)} steps 90 % of 16 blocks were held; {victims} preempted")
+of_pool = pool_states(short_of_blocks["room for now", 16].events)
+preempts = [any(each.kind is EventKind.PREEMPTED for each in state.events) for state in of_pool]
+full = [step.num_blocks >= 0.9 * 16 for step in tight]
+calm = sum(is_full and not any_left for is_full, any_left in zip(full, preempts, strict=True))
+print(
+    f"in {sum(full)} of {len(tight)} steps 90 % of 16 blocks were held; in {calm} of these no "
+    "sequence was preempted"
+)
 own_prompts = [
     replace(each, prompt_ids=tuple(range(1000 * number, 1000 * number + len(each.prompt_ids))))
     for number, each in enumerate(crowd)
@@ -654,11 +701,12 @@ picture(
 # some of its blocks.
 #
 # Why compute again at all? The victim's blocks could be copied to the host's memory and back
-# (**swapping**). Take one real machine: Llama-3-8B in bfloat16 on an H100, which reaches its host
-# over PCIe 5. The cell computes both times from bytes and operations, with the card's peak speed, and
-# the bus's bandwidth and time per copy from chapter 41 (the latter is an assumption). In chapter 22's
-# cache each block has its keys and its values in each layer, at different places, so it needs two
-# copies for each layer.
+# (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory; **PCIe** is
+# the bus between it and the card. Take one real machine: Llama-3-8B in bfloat16 on an H100, which reaches
+# its host over PCIe 5. The cell computes both times from bytes and operations, with the card's peak
+# speed, and the bus's bandwidth and time per copy from chapter 41 (the latter is an assumption). In
+# chapter 22's cache each block has its keys and its values in each layer, at different places, so it
+# needs two copies for each layer.
 
 # %%
 from minigen_course.ch41_tensor_parallel.lesson import LINKS
@@ -701,25 +749,29 @@ class ShortestFirst(lesson.SlotScheduler):
 
 stream = random_arrivals(40, a_second=21, prompts=(10, 30), outputs=(10, 60), seed=9)
 stream[4] = Ask.of_lengths(stream[4].at, prompt=200, output=20)
+print(f"{len(stream) / stream[-1].at:.0f} requests per second come")
 waits = {}
 for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", ShortestFirst)):
-    waits[name] = simulate(stream, settings(kind, max_num_seqs=3), step_time).first_tokens()
+    each = simulate(stream, settings(kind, max_num_seqs=3), step_time)
+    waits[name] = each.first_tokens()
     print(
         f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s, "
-        f"the longest of all {max(waits[name]):.2f} s"
+        f"the longest of all {max(waits[name]):.2f} s; {len(stream) / each.seconds:.1f} served per second"
     )
 
 # %% [markdown]
 # In order, another request waits longest. With the shortest first, the longest wait is more than
 # twice as long, and the long prompt has it: as long as a shorter one is always waiting, it never runs. It
-# **starves**. That is so while more come than the machine can serve. Here 21 per second come, and three
-# slots serve about 15. Below that load the long prompt only waits longer. minigen's engine goes by a
-# number that the caller gives (`priority`, lower first), and by arrival among equals.
+# **starves**. That is so while more come than the machine can serve. Here about 24 per second come (21 on
+# average over many such streams), and three slots serve between 14 and 15. Below that load the long
+# prompt only waits longer. minigen's engine goes by a number that the caller gives (`priority`, lower
+# first), and by arrival among equals.
 #
 # ## Drag it: all knobs on the same arrivals
 #
-# Choose the policy, the batch slots, the token budget and the number of blocks. Find the setting with
-# the fewest steps. How many more steps does half of its blocks cost?
+# Choose the policy, the batch slots, the token budget and the number of blocks. Find the fewest steps, and
+# then the fewest blocks that still give them. How many more steps does half of the default 60 blocks
+# cost? (The answers are below the figure.)
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -744,6 +796,10 @@ explore(
 )
 
 # %% [markdown]
+# <details><summary>The fewest steps, the fewest blocks, and the price of half of them</summary>
+# 90 steps, with continuous batching, 14 slots, a budget of 256 and at least 51 blocks. With 30 blocks it
+# takes 150 steps, so 60 more.</details>
+#
 # ## Your turn
 #
 # Three exercises, each of which adds one idea to the one before: batch slots, chunks, preemption. `check`
@@ -845,7 +901,7 @@ mine = check(24, PreemptingScheduler=PreemptingScheduler)
 # %% [markdown]
 # Now the third one goes into the engine, in a memory that is too small. As long as yours has not passed,
 # the package's own runs, and the line below says so. `save_part` writes a part to a file with all that it
-# uses; what it returns is what `minigen serve --scheduler` takes.
+# uses; what it returns is what `minigen serve --scheduler` takes (chapter 51's server).
 
 # %%
 small = load(scheduler=mine, max_num_seqs=8, num_blocks=24, max_num_batched_tokens=64)
@@ -1031,8 +1087,8 @@ verdicts(
         here(16, 32),
         within(100 * gain(step_seconds, 16, 32), 5, 10),
         "by the formula with the sum, k / (k + 32), true where 32 sequences are 9 to 19 times the knee "
-        "k; by the one with the max, 2k / 32 - 1, where they are 1.8 to 1.9 times k. By bytes an H200 "
-        f"would gain {gain(by_bytes, 16, 32):.0%} with a model of 70 billion weights",
+        "k; by the one with the max and no overhead, 2k / 32 - 1, where they are 1.8 to 1.9 times k. By "
+        f"bytes an H200 would gain {gain(by_bytes, 16, 32):.0%} with a model of 70 billion weights",
         measured=True,
     ),
     Claim(
@@ -1061,8 +1117,9 @@ verdicts(
     ),
     Claim(
         "Preemption begins when 90 % of the memory is used",
-        f"in {full} steps 90 % of the blocks were held; there were {victims} preemptions",
-        holds(full == victims),
+        f"in {sum(full)} steps 90 % of the blocks were held, and in {calm} of these no sequence was "
+        "preempted",
+        holds(calm == 0),
         "it begins when a block is wanted and none is free; 90 % is where to set an alarm",
     ),
 )
@@ -1082,8 +1139,8 @@ verdicts(
 # - Reserving for the longest answer wastes memory. Reserving for now needs preemption: the last to arrive
 #   gives its blocks back and is computed again, except for what a prefix cache still holds. With small
 #   blocks, that is faster than many small copies to the host and back.
-# - Serving the shortest first lowers the mean wait. While more come than the machine can serve, long
-#   requests starve.
+# - Serving the shortest first often lowers the mean wait, always at the cost of the requests that are
+#   overtaken. While more come than the machine can serve, long requests starve.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -1096,7 +1153,8 @@ verdicts(
 # <details><summary>2. You halve the token budget of a server. Which two latencies change, and in which
 # direction?</summary>
 # The longest gap between tokens (inter-token latency) falls, because the largest step is shorter. The time
-# to first token of long prompts grows, because they need more steps.</details>
+# to first token of long prompts grows, because they need more steps. (Both budgets are above the knee.
+# Below it, the largest step would hardly be shorter.)</details>
 #
 # <details><summary>3. Why is the last sequence to arrive preempted, and not the one with the most
 # blocks?</summary>
