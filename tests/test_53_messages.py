@@ -375,6 +375,14 @@ def test_the_input_of_a_call_that_was_cut_off_is_what_there_was() -> None:
     assert input_of("{") == {}
 
 
+def test_the_cut_off_beginning_of_a_further_call_is_no_text() -> None:
+    call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    for beginning in ("\n<tool", '\n<tool_call>\n{"name'):
+        parser = AnswerParser(HERMES, {"time"})
+        blocks = blocks_of([*parser.push(call + beginning), *parser.finish(cut_off=True)])
+        assert [each["type"] for each in blocks] == ["tool_use"]
+
+
 def test_a_cut_off_call_is_a_block_and_the_reason_says_so(client: httpx.Client) -> None:
     cut = {"tools": [WEATHER], "tool_choice": ONE_CALL}
     needed = ask(client, **cut, max_tokens=120)["usage"]["output_tokens"]
