@@ -25,8 +25,16 @@ from minigen.server.models import ModelHost
 from minigen.tool_calling.formats import HERMES
 from minigen.tool_calling.parser import AnswerParser
 from tests.serving import engine_of, load_tiny, save_tiny, serving
+from tests.tiny import save_tokenizer
 from tests.waiting import PATIENCE, wait_until
 
+TEMPLATES = {
+    "thinking": "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}",
+    "mistral": "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[TOOL_CALLS]{% if call.id | length != 9 %}"
+    "{{ raise_exception('ids have 9 letters') }}{% endif %}{% endfor %}{% endfor %}",
+}
 MESSAGES: Any = [{"role": "user", "content": "Say é"}]
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -55,8 +63,13 @@ def llm(directory: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def host(directory: Path) -> ModelHost:
-    return ModelHost({"tiny": partial(load_tiny, directory)})
+def host(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelHost:
+    models = {"tiny": partial(load_tiny, directory)}
+    for name, template in TEMPLATES.items():
+        other = save_tiny(tmp_path_factory.mktemp(name))
+        save_tokenizer(other, template, ("[TOOL_CALLS]",))
+        models[name] = partial(load_tiny, other)
+    return ModelHost(models)
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +252,19 @@ def test_a_call_and_its_result_come_back_in_the_next_prompt(client: httpx.Client
     assert answer["content"] == [{"type": "text", "text": wanted.text}]
 
 
+def test_ids_of_calls_fit_a_template_that_asks_for_their_length(client: httpx.Client) -> None:
+    own = {"model": "mistral", "tools": [TIME]}
+    (used,) = ask(client, **own, tool_choice=ONE_CALL, max_tokens=120)["content"]
+    assert used["id"].startswith("toolu_")
+    result = {"type": "tool_result", "tool_use_id": used["id"], "content": "noon"}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    assert ask(client, **own, messages=messages)["stop_reason"] in ("max_tokens", "end_turn")
+
+
 def as_openai(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     request = {"model": "m", "messages": [*MESSAGES, *messages]}
     return openai_messages(AnthropicRequest.model_validate(request))[1:]
@@ -349,6 +375,14 @@ def test_the_input_of_a_call_that_was_cut_off_is_what_there_was() -> None:
     assert input_of("{") == {}
 
 
+def test_the_cut_off_beginning_of_a_further_call_is_no_text() -> None:
+    call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    for beginning in ("\n<tool", '\n<tool_call>\n{"name'):
+        parser = AnswerParser(HERMES, {"time"})
+        blocks = blocks_of([*parser.push(call + beginning), *parser.finish(cut_off=True)])
+        assert [each["type"] for each in blocks] == ["tool_use"]
+
+
 def test_a_cut_off_call_is_a_block_and_the_reason_says_so(client: httpx.Client) -> None:
     cut = {"tools": [WEATHER], "tool_choice": ONE_CALL}
     needed = ask(client, **cut, max_tokens=120)["usage"]["output_tokens"]
@@ -423,6 +457,20 @@ def test_errors_have_anthropics_form(
     assert set(body) == {"type", "error"}
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert said in body["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", None])
+def test_a_model_that_reasons_answers_with_a_thinking_block(
+    client: httpx.Client, kind: str | None
+) -> None:
+    own = {"model": "thinking", "thinking": kind and {"type": kind}}
+    whole = ask(client, **own)
+    (block,) = whole["content"]
+    assert (block["type"], block["signature"]) == ("thinking", "")
+    assert block["thinking"]
+    assert without_ids(gathered(events_of(client, **own))) == without_ids(whole)
+    text = ask(client, model="thinking", thinking={"type": "disabled"})["content"][0]
+    assert text["type"] == "text"
 
 
 def test_thinking_may_be_disabled_on_any_model(client: httpx.Client) -> None:

@@ -83,9 +83,12 @@ class AnswerParser:
     def finish(self, cut_off: bool = False) -> list[Part]:
         """Return what was held back, once the answer has ended.
 
-        The beginning of a call that was `cut_off` by the limit of tokens is dropped.
+        The beginning of a call that was `cut_off` by the limit of tokens is dropped, and after a
+        call also the beginning of a mark.
         """
         parts: list[Part] = []
+        if cut_off and self._step == self._text and self._num_calls:
+            self._rest = self._blanks = ""  # `_text` holds back nothing else
         while self._step == self._head:
             if cut_off and (self._begun or self._num_calls):
                 self._rest = self._blanks = ""
