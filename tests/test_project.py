@@ -28,7 +28,6 @@ VOCABULARY = {
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
-    "minigen.sampling.grammar",  # by a library
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }
