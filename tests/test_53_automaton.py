@@ -1,8 +1,7 @@
-"""The automaton of chapter 53 agrees with Python's `re`, with llguidance, and runs in the engine."""
+"""Chapter 53's automaton agrees with Python's `re` and with llguidance, and runs in the engine."""
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +101,11 @@ def test_regexes_are_simplified() -> None:
 
 
 @pytest.fixture(scope="module")
-def backends(default_model_path: Path) -> Iterator[tuple[AutomatonBackend, LLGuidanceBackend, LLM]]:
+def backends(default_model_path: Path) -> tuple[AutomatonBackend, LLGuidanceBackend]:
     llm = LLM.load(default_model_path, weights="float32", num_blocks=32)
-    yield (
+    return (
         AutomatonBackend(llm.tokenizer, VOCAB, END_IDS),
         LLGuidanceBackend(llm.tokenizer, VOCAB, END_IDS),
-        llm,
     )
 
 
@@ -121,27 +119,23 @@ WITNESSED = (
 @pytest.mark.model
 @pytest.mark.parametrize("pattern", WITNESSED)
 def test_masks_are_those_of_llguidance_on_the_real_vocabulary(
-    pattern: str, backends: tuple[AutomatonBackend, LLGuidanceBackend, LLM]
+    pattern: str, backends: tuple[AutomatonBackend, LLGuidanceBackend]
 ) -> None:
     """Where bytes are forced, llguidance allows only the tokenizer's own way to spell them."""
-    mine, witness, _ = backends
+    mine, witness = backends
     params = StructuredOutputsParams(regex=pattern)
     compared = 0
-    for seed in range(8):
+    for seed in range(4):
         one, other = mine.compile(params), witness.compile(params)
-        for state, (own, its) in zip(_states(one), lesson.walk(one, other, seed, 40), strict=False):
+        for own, its in lesson.walk(one, other, seed, 40):
+            state = one.states[-1]
             if lesson.forced_text(one.masks.automaton, state):
                 assert not (its & ~own).any()
                 assert its.any()
             else:
                 assert np.array_equal(own, its)
                 compared += 1
-    assert compared >= 8
-
-
-def _states(matcher: StateMatcher) -> Iterator[int]:
-    while True:
-        yield matcher.states[-1]
+    assert compared >= 4
 
 
 @pytest.mark.model
@@ -216,9 +210,7 @@ def test_what_a_schemas_pattern_matches_is_valid(data: st.DataObject) -> None:
 )
 def test_a_schemas_pattern_matches_what_json_writes(drink: str, size: str, quantity: int) -> None:
     automaton = automaton_of(parse(lesson.pattern_of_schema(lesson.SCHEMA)))
-    written = json.dumps(
-        {"drink": drink, "size": size, "quantity": quantity}, ensure_ascii=False
-    )
+    written = json.dumps({"drink": drink, "size": size, "quantity": quantity}, ensure_ascii=False)
     by_u = any(each < " " and each not in "\n\t\r\b\f" for each in drink)
     assert automaton.matches(written.encode()) is not by_u, "an escape by number is not allowed"
 

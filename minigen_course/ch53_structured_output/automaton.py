@@ -1,4 +1,4 @@
-"""From a regex to the tokens that may come next: derivatives, an automaton, a trie of the vocabulary.
+"""From a regex to the tokens that may come next: derivatives, an automaton, the vocabulary's trie.
 
 Everything is over bytes, because a token may end inside a character. Sources: Brzozowski 1964,
 "Derivatives of Regular Expressions"; Owens, Reppy and Turon 2009, for the simplifications; Willard
@@ -117,7 +117,7 @@ def derivative(regex: Regex, byte: int) -> Regex:
 
 @dataclass(frozen=True)
 class Automaton:
-    """A deterministic automaton: each state's moves by byte, and the states in which a text may end.
+    """A deterministic automaton: each state's moves by byte, and the states where a text may end.
 
     State 0 is the first. A byte without a move is forbidden, and every state can still reach an
     end, because a regex that matches nothing is never a state.
@@ -425,9 +425,9 @@ class StateMatcher:
         """
         if not self.allowed()[token_id]:
             raise GrammarError(f"The token {token_id} is not allowed here.")
-        state = self.states[-1]
-        if token_id not in self.masks.end_ids:
-            state = self.masks.automaton.after(self.masks.spellings[token_id], state)
+        spelling = b"" if token_id in self.masks.end_ids else self.masks.spellings[token_id]
+        state = self.masks.automaton.after(spelling, self.states[-1])
+        assert state is not None, "the mask allows the token"
         self.states.append(state)
 
     def roll_back(self, count: int) -> None:

@@ -229,9 +229,7 @@ def dead_branches_are_not_visited(part: AllowedTokens) -> None:
     found = part(trie, automaton_of(parse("o[a-k]*")), 0)
     expect_equal(sorted(found), [10, 13], "the allowed tokens")
     visits = _Counted.visits
-    expect(
-        visits <= 12, f"{visits:,} nodes were visited; it should be 3: the root, o and ok."
-    )
+    expect(visits <= 12, f"{visits:,} nodes were visited; it should be 3: the root, o and ok.")
 
 
 # The matcher
@@ -372,7 +370,9 @@ def integers(part: PatternOfSchema) -> None:
 
 def strings(part: PatternOfSchema) -> None:
     """strings:"""
-    right = _one('""', '"tea"', '"é日"', r'"a\"b"', r'"\\"', r'"\n\t\/\b\f\r"', '"' + 90 * "a" + '"')
+    right = _one(
+        '""', '"tea"', '"é日"', r'"a\"b"', r'"\\"', r'"\n\t\/\b\f\r"', '"' + 90 * "a" + '"'
+    )
     wrong = _one('"', "tea", '"a"b"', r'"\"', r'"\x"', '"a\nb"', '"a\x1fb"', '"\x00"', "'a'")
     wrong.append('{"a": "x", "b": 1}')
     _expect_pattern(part, {"a": {"type": "string"}}, right, wrong)
@@ -427,7 +427,12 @@ def up_to_a_choice(part: ForcedText) -> None:
     """forced bytes up to a choice:"""
     for pattern, seen, right in (
         *(("abc", "", "abc"), ("abc", "ab", "c"), ("ab[cd]e", "", "ab"), ("ab[cd]e", "abc", "e")),
-        *(("yes|no", "", ""), ("yes|no", "n", "o"), ("yes|yet", "", "ye"), ("(tea|tee)s", "t", "e")),
+        *(
+            ("yes|no", "", ""),
+            ("yes|no", "n", "o"),
+            ("yes|yet", "", "ye"),
+            ("(tea|tee)s", "t", "e"),
+        ),
     ):
         _expect_forced(part, pattern, seen, right)
 

@@ -114,17 +114,18 @@ HUNT = Hunt(
     },
     (no_run_of_blanks_is_long, objects_are_matched_as_before),
     (
-        "A regex matches 1,000 blanks wherever it has a * over them. How many such places are there?",
-        "Build a valid compact object, and put many blanks into each of its places in turn, the "
-        "first and the last as well. None of these texts may match.",
-        "Blanks are spaces and line ends: try both. And a test that only forbids would pass a regex "
-        "that matches nothing: assert that good objects with one and with two names still match, "
-        "with a space after each colon and comma, and without.",
+        "A regex matches 1,000 blanks wherever it has a * over them. How many such places are "
+        "there?",
+        "Build a valid compact object, and put many blanks into each of its places in turn, also "
+        "the first and the last. None of these texts may match.",
+        "Blanks are spaces and line ends: try both. And a test that only forbids would pass a "
+        "regex that matches nothing: assert that good objects with one and with two names still "
+        "match, with a space after each colon and comma, and without.",
     ),
-    "**The report.** *Some answers run into `max_tokens`. They begin as valid JSON, then come blanks "
-    "and line ends until the limit, and the JSON is never closed. It depends on the prompt: most "
-    "answers are fine.* The grammar allowed any number of blanks between two tokens of JSON, so a "
-    "model that would rather write something else could write blanks for ever, and each of them was "
-    "legal (vLLM's issue 38696; another server counted 60 of 262 calls in a night).",
+    "**The report.** *Some answers run into `max_tokens`. They begin as valid JSON, then come "
+    "blanks and line ends until the limit, and the JSON is never closed. It depends on the prompt: "
+    "most answers are fine.* The grammar allowed any number of blanks between two tokens of JSON, "
+    "so a model that would rather write something else could write blanks for ever, and each of "
+    "them was legal (vLLM's issue 38696; oMLX's issue 2990 counted 60 of 262 calls in a night).",
     minutes=20,
 )

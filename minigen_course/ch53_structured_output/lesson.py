@@ -1,4 +1,4 @@
-"""Orders to read, regexes for schemas, a stack for nested values, and what a grammar saves or costs.
+"""Orders to read, regexes for schemas, a stack for nested values, and the cost of a grammar.
 
 Sources: JSON Schema 2020-12, Validation; RFC 8259 (JSON), sections 6 and 7.
 """
@@ -124,10 +124,10 @@ class Tries:
 
 
 def retried(llm: LLM, prompts: Sequence[Any], rounds: int, max_tokens: int) -> Tries:
-    """Ask for each prompt, at temperature 1, until the answer validates or the rounds are over."""
+    """Ask for each prompt, at temperature 0.5, until the answer validates or rounds are over."""
     waiting, missing, tokens = list(prompts), [len(prompts)], 0
     for seed in range(rounds):
-        params = SamplingParams(temperature=1, seed=seed, max_tokens=max_tokens)
+        params = SamplingParams(temperature=0.5, seed=seed, max_tokens=max_tokens)
         answers = llm.generate(waiting, params, progress=False) if waiting else []
         tokens += sum(len(each.token_ids) for each in answers)
         waiting = [
@@ -292,7 +292,9 @@ class CharacterBackend(AutomatonBackend):
         self.trie = trie_of({i: each for i, each in self.spellings.items() if len(each) == 1})
 
 
-def walk(mine: TokenMatcher, other: TokenMatcher, seed: int, steps: int) -> Iterator[tuple[Any, Any]]:
+def walk(
+    mine: TokenMatcher, other: TokenMatcher, seed: int, steps: int
+) -> Iterator[tuple[Any, Any]]:
     """Yield both matchers' masks at each step of an answer drawn from those that both allow."""
     random = np.random.default_rng(seed)
     for _ in range(steps):
