@@ -28,9 +28,8 @@ VOCABULARY = {
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
-    *("minigen.sampling.example_processors", "minigen.sampling.closed_schemas"),
-    *("minigen.sampling.grammar", "minigen.sampling.grammar_trial"),  # by a library
-    *("minigen.sampling.grammar_compiler", "minigen.sampling.json_schemas"),
+    *("minigen.sampling.closed_schemas", "minigen.sampling.json_schemas"),
+    *("minigen.sampling.grammar_trial", "minigen.sampling.grammar_compiler"),  # by a library
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }
