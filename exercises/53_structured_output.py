@@ -18,7 +18,7 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/exercises/53_structured_output.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=exercises/53_structured_output.ipynb)
 #
-# The chapter: [Answers of a given form](../notebooks/53_structured_output.ipynb). Its exercises take about 95 minutes in all.
+# The chapter: [Answers of a given form](../notebooks/53_structured_output.ipynb). Its exercises take about 115 minutes in all.
 #
 # | exercise | level | points | time |
 # |---|---|--:|--:|
@@ -52,7 +52,7 @@ from minigen_course import check, using
 #
 # *Warm-up, 5 points, about 10 minutes.*
 #
-# Follow a nested value through one character. A value is `x`, or any number of values between `[` and `]`, or any number of values between `{` and `}`. `due` is a stack in a text, with its top at the end: "v" while the first value has not begun, then one closing bracket for each bracket that is open. Return the new stack, or None if the character is forbidden. When nothing is due any more, the value is complete, and every character is forbidden.
+# Follow a nested value through one character. A value is `x`, or any number of values between `[` and `]`, or any number of values between `{` and `}`. `due` is a stack in a text, with its top at the end: "v" as long as the first value is due, then one closing bracket for each bracket that is open. Return the new stack, or None if the character is forbidden. When nothing is due any more, the value is complete, and every character is forbidden.
 
 # %%
 # exercise: minigen_course.ch53_structured_output.lesson.still_due

@@ -31,7 +31,7 @@
 # grammar guarantees and what it does not.
 #
 # **You need** chapter 12 (tokens are bytes), chapter 16 (logits, softmax, minus infinity), and the
-# regexes of any programming language. **Time:** about 60 minutes to read and try, about 95 for the
+# regexes of any programming language. **Time:** about 60 minutes to read and try, about 115 for the
 # [exercises](../exercises/53_structured_output.ipynb).
 #
 # **Where we are:** token ids → model → logits → **mask** → sampler → next token.

@@ -2,7 +2,7 @@
 
 Follow a nested value through one character. A value is `x`, or any number of values between `[`
 and `]`, or any number of values between `{` and `}`. `due` is a stack in a text, with its top
-at the end: "v" while the first value has not begun, then one closing bracket for each bracket
+at the end: "v" as long as the first value is due, then one closing bracket for each bracket
 that is open. Return the new stack, or None if the character is forbidden. When nothing is due
 any more, the value is complete, and every character is forbidden.
 

@@ -31,9 +31,6 @@ PatternOfSchema = Callable[[Mapping[str, Any]], str]
 ForcedText = Callable[[Automaton, int], bytes]
 
 
-# A stack
-
-
 def the_first_value(part: StillDue) -> None:
     """the first character, when one value is due:"""
     for character, right in {"x": "", "[": "]", "{": "}", "]": None, "}": None}.items():
@@ -328,9 +325,6 @@ def a_fork_is_separate(part: Any) -> None:
     _expect_allowed(first, [5], "the tokens allowed in the first after the fork went back")
 
 
-# Schemas
-
-
 def _expect_pattern(
     part: PatternOfSchema, properties: dict[str, Any], valid: list[str], invalid: list[str]
 ) -> None:
@@ -408,9 +402,6 @@ def what_is_not_flat_is_refused(part: PatternOfSchema) -> None:
         except ValueError:
             continue
         expect(False, f"for {each} it returned {found!r}; it should raise ValueError.")
-
-
-# Forced text
 
 
 def _expect_forced(part: ForcedText, pattern: str, seen: str, right: str) -> None:

@@ -53,8 +53,8 @@ QUESTIONS = {
     ),
     "ends": Question(
         "reading",
-        "The figure shows the automaton of `{pattern}`. In how many of its states may the end token "
-        "come next?",
+        "The figure shows the automaton of `{pattern}`. In how many of its states may the end "
+        "token come next?",
         "the regex",
         _diagram,
         _allowed_in_ends,
