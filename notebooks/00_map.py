@@ -1007,7 +1007,8 @@ verdicts(
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 60 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | [100 min](../exercises/52_slo.ipynb) |
-# | | all 20 | | | 20 h | 29 h |
+# |  | [53 structured output](53_structured_output.ipynb) | Answers of a given form | serving | 60 min | [115 min](../exercises/53_structured_output.ipynb) |
+# | | all 21 | | | 20 h | 31 h |
 #
 # <!-- /chapters -->
 #

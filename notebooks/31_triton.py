@@ -249,7 +249,7 @@ for level in A100:
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
 # GB/s ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)), 50 MB of L2, and in each SM up to
 # 228 KB of shared memory and 256 KB of registers ([tuning
-# guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)).
+# guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/); its KB are 1,024 bytes, also written KiB).
 #
 # All registers together are 28 MB. That is the whole idea of fusion: a number that has come up to a
 # register should be used for everything before it goes down again.
@@ -671,6 +671,10 @@ reveal(31, silu_multiply=mine)
 # two halves of a head like this.) But then the kernel has to name each block, so their number and sizes
 # are fixed when it is compiled. A loop over any number of blocks has to load the row again for the second
 # use.
+#
+# The cell after your kernel also compiles it for an H100, whose code is called `sm_90`, and prints how
+# many registers a thread takes, and how many bytes were **spilled**: they did not fit into registers, and
+# go to memory. The section on machine code, further below, says more.
 
 # %%
 norm_seen = record_programs(
@@ -864,8 +868,9 @@ picture(
 # and as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns
 # its operators between the four matrix products. Of attention, it runs only the store of keys and values
 # into a pool. The cosines and sines of the positions are computed once per step, before the first layer,
-# so they are not counted. Bytes are those that programs and operators ask for; launches are counted
-# beside.
+# so computing them is not counted. Loading them is: each of a token's 12 rotated heads asks for them
+# again, 24,576 of the kernel's 56,448 bytes, which a cache answers after the first. Bytes are those that
+# programs and operators ask for; launches are counted beside.
 
 # %%
 gate_up = torch.randn(TOKENS, 2 * config.ffn).half()
@@ -881,6 +886,7 @@ for name, steps in twins.items():
     apart, moved = sum(step.num_bytes for step in steps), bytes_moved(kernels[name])
     print(f"{name:>18}: {len(steps):>2} operators move {apart:>7,} bytes", end=", ")
     print(f"the kernel {moved:>7,}, needed {bytes_required(kernels[name]):>7,}")
+print("rotation and store:", ", ".join(step.name for step in layer_steps["rotation and store"]))
 print("in a layer, in order:", ", ".join(f"{name} {len(s)}" for name, s in layer_steps.items()))
 launches = sum(len(steps) for steps in layer_steps.values())
 print(f"launches in a layer, without its products and attention: {launches}, fused: 4")
@@ -974,8 +980,9 @@ picture(
 # $s$ of 8 numbers of $b$ = 2 bytes. By the formula of coalescing these are $s\, b$ = 16 sectors: 512
 # bytes for the 64 that are wanted. Figure 31.9 draws it for $j$ = 1. All eight loads ask for the same 16
 # sectors, so a warp asks for 16 sectors eight times where once would do. The first load fetches them, and
-# the L1 cache can keep them for the others, so memory need not move more. But the SM has eight times as
-# much to ask for. The eight stores have the same gaps.
+# the L1 cache can keep them for the others, so memory need not move more: for 4,096 and for 4,097
+# numbers, a warp gets the same 512 bytes from it. The two differ in the requests, because with 4,097 the
+# SM has eight times as much to ask for. The eight stores have the same gaps.
 #
 # So a block that is a row of neighbours is not yet a coalesced load: the compiler must also know that
 # neighbours share their mask. For this, Triton looks at every whole number and every address among a
@@ -996,8 +1003,8 @@ picture(
 # | symbol | meaning | here |
 # |---|---|---|
 # | $W$ | warps of a program | `num_warps` |
-# | $R$ | registers per thread, rounded up to a multiple of 8 | `registers` |
-# | $S, S_{SM}$ | bytes of shared memory of a program (and 1 KiB for the system), of an SM | `shared`, 164 KiB |
+# | $R$ | registers per thread, rounded up to a multiple of 8: a warp gets them in units of 256, 8 for each of its 32 threads | `registers` |
+# | $S, S_{SM}$ | bytes of shared memory of a program (and 1 KiB for the system; both together rounded up to a multiple of 128), of an SM | `shared`, 164 KiB |
 # | 4, 16,384 | parts of an SM, registers of each (65,536 in all) | white paper, linked above |
 # | 64, 32 | places for warps and for programs of an A100's SM | [table](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities) |
 #
@@ -1009,8 +1016,10 @@ picture(
 # A thread has 255 registers at most. Whatever does not fit in them is **spilled** to memory, the very
 # traffic that we set out to avoid. Below, the norm's kernel with rows of 8,192 numbers is compiled for
 # an A100 (`sm_80`) with five numbers of warps. Then rows of 4,096 for several chips: `sm_90` is an H100,
-# `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300, whose warps have 64 threads. None of these chips is
-# here: this is what the compiler says, and no time.
+# `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300, whose warps have 64 threads. (So a row of it is
+# spread over twice as many threads. Its registers here are **vector registers**, which have a number for
+# each thread of a warp, as NVIDIA's do.) None of these chips is here: this is what the compiler says, and
+# no time.
 #
 # ## Your turn: an auto-tuner
 #
@@ -1112,7 +1121,8 @@ reveal(31, pick_fastest=mine)
 # program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1
 # warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills. Shared
 # memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its warps
-# exchange, and the 1 KiB of the system, so more than 150 programs would fit.
+# exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared memory is
+# dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit.
 #
 # ## The measurement again
 #
@@ -1123,8 +1133,13 @@ reveal(31, pick_fastest=mine)
 # Then what fusion would buy on a GPU, **modelled, not measured**. Count the two norms and the gate of a
 # layer of Llama-3-8B for 512 tokens, on tensors that have no memory, and divide by an H100's 3,350
 # GB/s. The layer's products and its attention take their FLOPs over 989 TFLOP/s, the data sheet's
-# peak. No kernel reaches the peak, so the products take longer, and the layer gains less than that:
-# a second line assumes half of it. Most of the operators' tensors here have 4 to 15 MB, so an H100's L2
+# peak (FLOPs and peak: chapter 17). In words: a layer's weights are those of queries and of the output
+# (4,096 × 4,096 each), of keys and of values (4,096 × 1,024 each), and of gate, up and down (4,096 ×
+# 14,336 each), 218 million, and each takes 2 FLOPs for each token. In attention a token takes 4 × 4,096
+# FLOPs for each token that it sees (a multiplication and an addition for the score, and as many for the
+# value), and the 512 tokens see 512 × 513 / 2 in all. The layer's gain is the time of products, attention
+# and parts by operators, divided by the same with the parts by kernels. No kernel reaches the peak, so
+# the products take longer, and the layer gains less than that: a second line assumes half of it. Most of the operators' tensors here have 4 to 15 MB, so an H100's L2
 # can keep them for the next operator: it may fetch less from HBM than we count, and fusion gain less. On
 # the other side, operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for their
 # launches: there fusion gains more. So the two ratios below are a model's, and no limits.
@@ -1181,7 +1196,7 @@ explore(
 # them. Between two kernels, of which the second needs the first one's result, the GPU itself takes a
 # moment, however they were launched. A kernel that takes longer than a launch hides the next launch: from
 # there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So launches hurt in
-# decode with few sequences, and not in a long prefill.
+# decode with few sequences, and not in a long prefill (chapter 17).
 #
 # Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory
 # instead of 160. They count the row that goes from layer to layer. By hand, for one token of
@@ -1273,15 +1288,15 @@ verdicts(
 #
 # - **[vLLM](https://docs.vllm.ai/en/stable/design/fusions/)** has kernels in CUDA for a norm with the
 #   residual sum, SiLU x up, rotation, and the store into the cache. At compile time it looks through the
-#   model's graph for more to fuse, such as the norm with the rounding to 8 bits that the next product
+#   model's graph of operators (not a CUDA graph) for more to fuse, such as the norm with the rounding to 8 bits that the next product
 #   wants. The linked page has a table of these fusions, with what each gains.
 # - **[SGLang](https://github.com/sgl-project/sglang)** has such kernels in CUDA, too, and many in Triton.
 # - **[torch.compile](https://docs.pytorch.org/docs/stable/torch.compiler.html)** fuses chains of
 #   operators by itself, and writes Triton for GPUs.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can join the norm and the residual sum with
 #   what comes before them on several GPUs: adding up what each has computed (chapter 41). vLLM can, too.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/pull/15631)** looks through its graph for chains
-#   that one kernel of it can do at once, such as a norm, the product with its weight and a sum. Ollama
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/pull/15631)** looks through its graph of operators
+#   for chains that one kernel of it can do at once, such as a norm, the product with its weight and a sum. Ollama
 #   builds on the same library, ggml.
 # - **Auto-tuning** as in `pick_fastest` is `triton.autotune`. The engine here fixes its sizes by hand, so
 #   that a start costs nothing.

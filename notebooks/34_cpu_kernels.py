@@ -60,6 +60,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %%
 import os
 import platform
+import time
 from functools import partial
 
 import numpy as np
@@ -251,7 +252,7 @@ picture(
 # ## Ten lines against a library
 #
 # A step is mostly matrices times vectors, so begin with one: 131,072 rows of 576 numbers, as wide
-# as the model's and too large for most caches. On one side torch's product for one row of inputs;
+# as the model's and too large for most caches. On one side torch's product for one row of inputs (one token);
 # on the other the simplest loop, compiled.
 
 
@@ -288,8 +289,8 @@ for name, each in seconds.items():
 # The simple loop reads every weight once, in the order in which it lies in memory. For one row of
 # inputs nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
 # disturbed, this loop's way of reading suits the memory better, or a large cache helps.) A library's
-# product is written for many rows: it cuts matrices into tiles that stay in a cache, and one row has no
-# use for tiles. Which way a library takes for one row depends on its version and on the processor, so the
+# product is written for many rows: it cuts matrices into pieces that stay in a cache, and one row has no
+# use for that. Which way a library takes for one row depends on its version and on the processor, so the
 # two may be equally fast on your machine.
 #
 # The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
@@ -408,9 +409,9 @@ assert errors[wild, 32] < errors[wild, 128] < errors[wild, matrices[wild].shape[
 assert errors[calm, 128] < errors[calm, 32]
 
 # %% [markdown]
-# In the right panel, lower is better, and a curve further to the left is cheaper. For the tensor
-# with outliers groups of 32 lie lowest (groups of 8 pay 4 bits per number for scale and minimum, too
-# much): 4 bits in groups of 32 beat 5 bits in groups of 128, with fewer bits in all (5.00 against 5.25),
+# In the right picture, lower is better, and a curve further to the left is cheaper. For the tensor
+# with outliers, of the sizes drawn, groups of 32 lie lowest (groups of 8 pay 4 bits per number for scale
+# and minimum, too much): 4 bits in groups of 32 beat 5 bits in groups of 128, with fewer bits in all (5.00 against 5.25),
 # and one group for each row is far behind. Choose the other tensor, and the order turns: where there are
 # no outliers, a scale and a minimum for each 32 buy less than one more bit does. Small groups are an
 # insurance against outliers. File formats such as GGUF's Q4_1 take it for every matrix.
@@ -470,19 +471,21 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # does not wait for memory: it waits for its own instructions. There are two ways to see why.
 #
 # **Count what it needs**, for a row of 576 in registers of sixteen lanes. Both loops load sixteen bytes
-# 36 times, convert them to floats, and do 36 FMAs: 108 instructions. With one scale for each row, one
-# sum across the lanes follows. It takes four halvings (16 → 8 → 4 → 2 → 1), and each halving moves one
-# half and adds it: 8 instructions, and one more for the scale. With a part for each group there are 18
-# such sums, and 18 FMAs with a scale. That is $108 + 9 = 117$ against $108 + 18 \cdot 9 = 270$, 2.3
-# times as many.
+# 36 times (and widen them to 32 bits: one instruction does both, `vpmovsxbd`), convert them to floats, and
+# do 36 FMAs: 108 instructions. With one scale for each row, one sum across the lanes follows. It takes
+# four halvings (16 → 8 → 4 → 2 → 1), and each halving moves one half and adds it: 8 instructions, and one
+# more for the scale. With a part for each group there are 18 such sums, and 18 FMAs with a scale. That is
+# $108 + 9 = 117$ against $108 + 18 \cdot 9 = 270$, 2.3 times as many.
 #
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a time)
 # and has the program choose among them when it runs. Every copy converts each weight once, so the
 # numbers that one pass converts tell how many weights the pass has done. The next cell divides the
 # instructions of a pass by them, and gives the copy with the fewest and the one with the most
-# instructions per weight. It also measures, with so few rows that they stay in a cache: there loops
-# wait for instructions only.
+# instructions per weight. (Our count is 117 / 576 = 0.20 per weight. It leaves out how a loop counts its
+# passes: an addition, a comparison and a jump. A pass over four registers, for example, has $4 \cdot 3 +
+# 3 = 15$ instructions for 64 weights, 0.23 per weight.) The cell also measures, with so few rows that they
+# stay in a cache: there loops wait for instructions only.
 #
 # And it adds two loops. The third is the second with one change: the compiler cannot know that a group
 # has 32 numbers, because it reads the size from the array. The fourth makes use of
@@ -496,10 +499,11 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # write the scale into the sum; the compiler then lays one long sum along the lanes. By the count: 36
 # loads, 36 conversions, 36 multiplications by the inputs, 36 FMAs with the scale, 18 scales to spread
 # over the lanes, and 8 instructions for one sum, 170 in all, 1.5 times those of one scale for each row.
-# (Adding up the group's two registers first would save another 18.) In shorter registers the count
-# differs: with eight lanes it is 223, 342 and 312, and with four 437, 522 and 598. There loads,
-# conversions and FMAs are most of the work, a sum across four lanes is short, and keeping the lanes apart
-# no longer needs fewer.
+# In shorter registers the count differs: with eight lanes it is 223, 342 and 312, and with four 437, 522
+# and 598. There loads, conversions and FMAs are most of the work, a sum across four lanes is short, and
+# in this form keeping the lanes apart no longer needs fewer. It does if a group's registers are added up
+# first, and only their sum is multiplied by the scale. Then the count is 152, 258 and 472 for 16, 8 and 4
+# lanes, at every length less than the 270, 342 and 522 of a part for each group.
 
 
 # %%
@@ -568,7 +572,7 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # lanes. So where the first is several times slower, the sums are not the reason, and neither is the
 # scale. The last lines tell the reason: if the measured ratio is near that of the copy with the most
 # instructions, 3 and more per weight, the loop takes one number at a time and uses no lanes at all.
-# (LLVM, which Numba uses, does so on some processors with AVX-512, for example. Since the size is
+# (LLVM, the compiler behind Numba, does so on some processors with AVX-512, for example. Since the size is
 # the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left to lay along
 # the lanes. It lays groups along them instead, in a copy that needs neighbouring groups to be one number
 # apart. They are 32 apart, so the program takes the other copy.) If the ratio is near that of the fewest,
@@ -778,19 +782,19 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 #
 # Now the whole kernel, the inner loops of which are called a
 # [microkernel](../docs/glossary.md#microkernel). Its outer loop shares panels among the threads.
-# For each group it starts at $-128 \sum p$, adds up eight words of byte products, and multiplies
-# the sixteen integers by sixteen scales and the input's one.
+# For each group it starts at $-128 \sum p$ (`start` in the code), adds up eight words of byte products,
+# and multiplies the sixteen integers by sixteen scales and the input's one.
 #
 # `tokens` is a tuple; only its length counts, and the compiler knows it. It says how many rows of
 # inputs are computed at once, each with sums of its own. Here it is 1; the next section uses more.
-# A *tile* below is one register for each token, and a call such as
+# A *tile* here and below is one register for each token, and a call such as
 # `add_byte_dots(dots, weights, inputs, place, apart)` takes the four input bytes of token $t$ from
 # `inputs[place + t * apart]`.
 #
 # To learn what the *layout* brings, compare it with a kernel that differs in nothing else. So
 # `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix by
 # rows and the lanes apart until the row's end. A register of it has two groups, so its inputs, its
-# starts and its scales differ from lane to lane.
+# starting sums (`start`) and its scales differ from lane to lane.
 
 
 # %%
@@ -857,9 +861,10 @@ print("Both kernels' first 512 products equal those of multiply_bytes.")
 # %% [markdown]
 # Now all products in turns: in each of five rounds each runs once (and once before it, which is not
 # counted), and the fastest run of each counts. The sum of the first cell takes part as well. $B$ becomes
-# the largest rate that any of them reached: the best that we know, so no bar can pass it. If the 268 MB
-# of floats set it, it is still a lower bound of what this memory can deliver. If the 75 to 85 MB of bytes
-# set it, a large cache may have kept a part of them, and memory itself may be slower.
+# the largest rate that any of them reached: the best that we know, so no bar can pass it. If a loop over
+# floats set it (268 MB in the sum, 302 MB in the products), it is still a lower bound of what this memory
+# can deliver, unless the processor's last caches together are about as large, as in some servers. If the
+# 75 to 85 MB of bytes set it, a large cache may have kept a part of them, and memory itself may be slower.
 
 # %%
 panel_bytes = words.nbytes + panel_scales.nbytes
@@ -883,13 +888,15 @@ picture(
         "How fast each loop reads, for one token",
     ),
     "A sum and eight products, each with the bytes per second that it reads. The line is B, the most that "
-    "any loop has read so far. A bar that ends near the line waits for memory.",
+    "any loop has read so far. A bar near the line can belong to a loop that waits for memory.",
     number="34.6",
 )
 in_cache = best_in_turns({**products_of_bytes(few), **products_of_integers(few)}, 50)
 for name, each in rates.items():
-    print(f"{name:>24}: {mark(100 * each / bandwidth, '%')} of B", end="")
-    print(f", in a cache {mark(1e6 * in_cache[name])} µs" if name in in_cache else "")
+    print(f"{name:>24}: {mark(100 * each / bandwidth, '%')} of B", end=", ")
+    print(f"from memory {mark(1e6 * seconds[name])} µs", end="")
+    in_parts = f", in a cache {num_rows // few} x" if name in in_cache else ""
+    print(f"{in_parts} {mark(1e6 * in_cache[name])} µs" if in_parts else "")
 print(f"times as fast, from memory and ({few} rows) in a cache:")
 for one_name, other in (
     ("lanes kept apart", "a part for each group"),
@@ -909,9 +916,11 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # 3.6 times as fast. The last two lines split the gain over torch into these two factors. (They multiply
 # to the line above them.)
 #
-# A bar near the line belongs to a loop that waits for memory: such loops can hardly differ, however much
-# they compute. They still read at different rates. They read in other numbers of streams and other
-# orders, and those of bytes read 75 to 85 MB, of which a large cache keeps more than of the 268 MB of the
+# A bar near the line can belong to a loop that waits for memory. The line alone does not say so, because
+# the longest bar ends at it by definition. The loop waits for memory if it is much faster in a cache:
+# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Loops that wait
+# can hardly differ, however much they compute. They still read at different rates. They read in other
+# numbers of streams and other orders, and those of bytes read 75 to 85 MB, of which a large cache keeps more than of the 268 MB of the
 # sum. So the sum of the first cell need not be the longest bar.
 #
 # The lines below the bars are a ladder. Both of the first two end at *lanes kept apart*. The first has
@@ -972,11 +981,11 @@ guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
 # arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays below its
 # limit, so there another token costs more than the roof says. Near the ridge, reading and computing
 # overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
-# integer dots; eight tokens can be more than there are registers. (The package stops at four.) (Both
-# limits are
-# the best that was measured, so a point can lie on them and none above. Results are counted
-# once, as bytes that are written. Many processors read a line from memory before they write to it;
-# then the points of many tokens have moved more than they are given here, and lie too far to the right.)
+# integer dots; eight tokens can be more than there are registers. (With codes, the package stops at
+# four.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
+# are counted once, as bytes that are written. Many processors read a line from memory before they write
+# to it; then the points of many tokens have moved more than they are given here, and lie too far to the
+# right.)
 #
 # ## What bytes as inputs cost
 #
@@ -1021,7 +1030,8 @@ for name, share in kinds.items():
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
 # that 254 steps reach from the smallest number to the largest. (The range always includes 0, so that
-# a 0 stays a 0.) And 4-bit weights have a **minimum** $m$ (chapter 11); a kernel takes the low four bits
+# a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the rounding of
+# floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$ (chapter 11); a kernel takes the low four bits
 # of each byte as one word of codes, the high four as another. So an input is $(b_i + z)\,t$ and a weight
 # $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254 to 254
 # and so no byte any more, which the byte instructions need, and with $m$ a weight is no integer at all.
@@ -1122,8 +1132,8 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # attention), wait at a barrier, and go on to the next.
 #
 # If each thread has a fixed share of a phase, the slowest decides. Say that another program takes
-# thread 1's core for a while (grey in figure 34.9). In the left panel all others wait (dotted)
-# until it has come back and done its whole share. In the right panel a thread without tasks of its
+# thread 1's core for a while (grey in figure 34.9). In the left picture all others wait (dotted)
+# until it has come back and done its whole share. In the right one a thread without tasks of its
 # own takes over tasks of others (green): **work stealing** ([Blumofe and Leiserson
 # 1999](https://doi.org/10.1145/324133.324234)). Only the task that thread 1 held in its hands must
 # be waited for. The picture is computed for four threads with six equal tasks each; drag the time
@@ -1144,15 +1154,19 @@ explore(
 # that all tasks are done (`barrier`), and `take` gives a thread its next task. The source of
 # `run_layers` reads like chapter 15: norm, product, rotate, attend, product, norm, two products.
 #
-# How much do the phases cost? The next cell runs 1,000 empty ones, and compares them with waking
-# the threads for each loop, as `prange` does, and with calling small operators from Python. (The least of
-# several runs counts, and a thread that comes late leaves its tasks to the others. So the first number is
-# a lower bound. A step of one token has nine phases in each layer, two more in the last, which keep
-# the row that gets logits, and three besides: the embedding, the last norm and the head.)
+# How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
+# compares them with waking the threads for each loop, as `prange` does, and with calling small operators
+# from Python. A thread that comes late leaves its tasks to the others, and a thread alone passes a phase
+# in about 0.05 µs, because it waits for no other. So a run begins when all threads have met, and only
+# runs count in which every thread did at least half of its share of the tasks. The least of these is
+# given. (If it is nan, there was no such run: measure again on a quiet machine. A step of one token has
+# nine phases in each layer, two more in the last, which keep the row that gets logits, and three besides:
+# the embedding, the last norm and the head.)
 
 # %%
 from minigen.kernels.cpu.step import run_layers
 from minigen.kernels.cpu.thread_pool import (
+    LINE,
     barrier,
     join_step,
     leave_step,
@@ -1164,15 +1178,36 @@ from minigen.kernels.cpu.thread_pool import (
 show(run_layers)
 
 
+@njit
+def meet(pool):  # a barrier before the first phase: each thread counts as one task that is done
+    pool.progress[pool.worker * LINE + 1] = 1
+    barrier(pool, pool.num_workers)
+
+
 @njit(nogil=True)
-def empty_phases(pool, step, count):
+def empty_phases(pool, step, count, done):
     if join_step(pool, step):  # False for a thread that comes too late
+        meet(pool)  # so that none passes phases alone before the others come
         for _ in range(count):
             next_phase(pool)
             while take(pool, pool.num_workers) < pool.num_workers:  # a task for each thread
-                pass  # and nothing to do in it
+                done[pool.worker, 0] += 1  # and nothing to do in it but to count it
             barrier(pool, pool.num_workers)
         leave_step(pool)
+
+
+def of_a_phase(team, seconds=1.0):
+    """The least seconds of an empty phase, of runs in which every thread did its part."""
+    done = np.zeros((team.num_threads, 32), np.int32)  # cache lines of their own
+    team.run(1000, empty_phases, 1000, done)
+    until, shared = time.perf_counter() + seconds, []
+    while time.perf_counter() < until:
+        done[:] = 0
+        started = time.perf_counter()
+        team.run(1000, empty_phases, 1000, done)
+        if done[:, 0].min() >= 500:  # of 1,000
+            shared.append((time.perf_counter() - started) / 1000)
+    return min(shared, default=np.nan)
 
 
 @njit(parallel=True)
@@ -1188,7 +1223,7 @@ def many_times(out, times):
 
 
 team, counters, tiny = team_of(num_threads), np.zeros(num_threads), torch.zeros(16)
-phase = best_seconds(lambda: team.run(1000, empty_phases, 1000)) / 1000
+phase = of_a_phase(team)
 torch.set_num_threads(num_threads)
 woken = best_seconds(lambda: many_times(counters, 1000)) / 1000
 operator = best_seconds(lambda: [tiny.add_(1) for _ in range(1000)]) / 1000
@@ -1329,8 +1364,11 @@ print(
 # clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told from a
 # form that is a little off the line, and this measurement cannot say. If $c$ is below zero in all fits,
 # the line does not fit this machine's times, and nothing is clear: a cache helped the small forms, or a
-# measurement was disturbed. The time of the phases stands beside $c$ for comparison. It is one of the
-# things that take the same time in every form, and it is a lower bound, since no phase was late there.
+# measurement was disturbed. Two examples: "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms" says clearly
+# that bandwidth is not reached, and that there is a constant part. "R 82 to 120 %, c -1.2 to 0.9 ms" says
+# neither, because $R$ may be above $B$, and $c$ may be 0. The time of the phases stands beside $c$ for
+# comparison. It is one of the things that take the same time in every form, and it is the least of many
+# runs, while a step also waits for threads that are late.
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have three usual causes: a large cache kept
 # a part of the weights, the kernels read memory in a better way than the three loops that measured
@@ -1484,7 +1522,8 @@ verdicts(
 # - Inputs have outliers: one scale for all of them ruins the model, a scale for each 32 does not.
 # - What a step loses against its bound can be bandwidth not reached or a constant part. A line
 #   through several forms separates them, as far as its ranges allow.
-# - Quality can be tested only against a reference of higher precision than the file's.
+# - What rounding to the file's precision cost can be tested only against the original. What further steps
+#   cost (bytes as inputs, a cache in int8) can be tested against the file.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -1513,7 +1552,8 @@ verdicts(
 #   hand-written kernels for each kind of block and each family of processors. For several formats
 #   it interleaves the blocks of several rows when a model is loaded, which are panels: eight rows
 #   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for ARM four of Q4_0, and
-#   [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants. Formats and processors
+#   [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants (GGUF's names of block
+#   formats). Formats and processors
 #   without such a kernel take one [by
 #   rows](https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-cpu/arch/x86/quants.c), which
 #   keeps the lanes apart until the row's end. Threads are restricted with `--cpu-mask`,
@@ -1524,8 +1564,8 @@ verdicts(
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Intel's servers with AMX, see
 #   below](https://docs.sglang.io/platforms/cpu_server.html).
-# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, compute a whole tile of products in
-#   one instruction, AMX from two tiles, SME from two vectors. They raise the flat part of the roofline,
+# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, compute a small matrix of products in
+#   one instruction, AMX from two small matrices, SME from two vectors. They raise the flat part of the roofline,
 #   so prompts and batches are faster. The slope stays, and with it the bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
 #   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):

@@ -330,7 +330,8 @@ guess_ranks = predict("How many ranks at most?", None)
 # but they are its inputs, the tokens. So its results must be summed, as after a row split.) The shape
 # at the left is that of one rank's share as stored, [outputs, inputs]. An orange bar is a message that
 # all ranks wait for, with the shape of what each rank sends; "tokens" is the number of tokens in the
-# step, "rows" the number of those whose logits are needed.
+# step, "rows" the number of those whose logits are needed. (An all-gather puts the pieces of all ranks
+# side by side.)
 
 
 # %%
@@ -519,8 +520,9 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # 2 turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so
 # its latency grows.)
 #
-# Take the bandwidth as rough. All eight sizes count alike in the fit, and only the largest ones say
-# much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
+# Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
+# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
+# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
 # machine on which this chapter was written, 4 MB on two ranks took clearly longer than the line says,
 # because from 1 MB to 4 MB the time grew faster than the bytes. So no single pair of numbers fits all
 # sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
@@ -636,8 +638,10 @@ def choose_all_reduce(
 # %% [markdown]
 # The table below compares four connections, for a token of Llama-3-70B (16 kB) and for a prompt of
 # 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over InfiniBand and Ethernet: eight
-# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is
-# the bus by which cards are plugged into a machine. **Ethernet** connects machines, and **InfiniBand**
+# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards, here of its
+# fourth generation; its switch, the **NVSwitch**, connects any two cards of a machine. **PCIe** is
+# the bus by which cards are plugged into a machine, here of its fifth generation, with 16 lanes (x16: each
+# lane has wires of its own in both directions). **Ethernet** connects machines, and **InfiniBand**
 # is a faster network for the machines of a data centre. What is connected to what, and how fast, is
 # called the **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight
 # cards.
@@ -668,16 +672,26 @@ for name, link in LINKS.items():
 # H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
 # together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s
 # are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
-# 8 = 3.1 GB/s, for a whole machine. The latencies are assumptions. [NCCL
-# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring with 0.6 to
-# 3.4 µs for NVLink and 1.0 to 5.7 for PCIe, by its three protocols, of which the first is for small
-# messages; to that comes a fixed cost of 6.6 µs or more per all-reduce, which our model does not have.
-# By these, small messages on 8 cards take 6.6 + 14 · 0.6 = 15 µs over NVLink, and 6.6 + 14 · 1.0 = 20.6
-# µs over PCIe. Our 2 µs for NVLink give 12 (tree) to 28 µs (ring), around that; our 5 µs for PCIe give
-# 32 to 71 µs, which is too much for cards that use this protocol. For a network the same file has 2.7
-# µs and more: we take 5 µs for InfiniBand, whose cards write into the other machine's memory
-# themselves, and 30 µs for Ethernet, since a message over TCP, the usual protocol of networks, passes
-# the operating systems of two machines. Nothing here was measured on such links.
+# 8 = 3.1 GB/s, for a whole machine.
+#
+# The latencies are assumptions, beside those with which [NCCL
+# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc). It has three **protocols**: LL
+# (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal; LL128
+# does the same with less room for marks; Simple sends large pieces with a signal after each. By its plan
+# an all-reduce also has a fixed cost, 6.6 µs or more, which our model does not have. The fourth column is
+# a small message on 8 cards, by a ring and LL:
+#
+# | link | a turn in NCCL's plan, µs (LL, LL128, Simple) | our $\alpha$, µs | NCCL: 6.6 + 14 turns, µs | ours, tree to ring, µs |
+# |---|---|---|---|---|
+# | NVLink | 0.6, 1.9, 3.4 | 2 | 6.6 + 14 · 0.6 = 15 | 12 to 28 |
+# | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 71 |
+# | InfiniBand | 2.7 and more (any network) | 5 | 6.6 + 14 · 2.7 = 44 or more | 32 to 71 |
+# | Ethernet | 2.7 and more (any network) | 30 | 44 or more | 212 to 429 |
+#
+# Ours for NVLink lie around NCCL's plan. Ours for PCIe are too long for cards that use LL. InfiniBand's
+# cards write into the other machine's memory themselves; over Ethernet a message over TCP, the usual
+# protocol of networks, passes the operating systems of two machines. Nothing here was measured on such
+# links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -804,7 +818,7 @@ guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a s
 # | tensor | every matrix, the KV cache by heads | 2 all-reduces | $b \cdot H \cdot 2$ | a token must be faster, and links are fast |
 # | pipeline | layers, the KV cache by layers | none inside a stage; a transfer to the next stage for each micro-batch | $b \cdot H \cdot 2$, with the $b$ of a micro-batch | the model does not fit into a node, or links are slow |
 # | data | requests | none in a dense model | | one copy fits, and there are more requests than it serves |
-# | context | tokens of a sequence, the KV cache by tokens | attention's: keys and values, or partial results | grows with the tokens (prefill) or heads (decode) | contexts are very long |
+# | context | tokens of a sequence, the KV cache by tokens | attention's: in prefill keys and values travel, in decode partial results | in prefill it grows with the tokens; in decode one partial result per query head | contexts are very long |
 # | expert | experts | 2 all-to-alls, there and back | the tokens' vectors, once for each of their experts | a mixture of experts has many experts |
 #
 # $b$ is the number of tokens in the step, and for a pipeline in the micro-batch. The cuts can be
@@ -907,8 +921,9 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 #
 # (The chunks' attention to earlier chunks is left out. The first two columns count eight transfers:
 # seven between stages, and one back to stage 0. The prompt's column and the claim at the end count the
-# seven.) So over slow links a pipeline pays for many sequences and for prompts, and tensor parallelism
-# does not; one sequence gains next to nothing from either.
+# seven.) So on 8 cards over Ethernet a pipeline pays for many sequences and for prompts, and tensor
+# parallelism does not; one sequence gains next to nothing from either. (On 2 or 4 cards over Ethernet
+# tensor parallelism makes one sequence 1.3 times as fast, by Figure 41.7.)
 #
 # ## The measurement again
 #
@@ -1145,9 +1160,13 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # requests are preempted, some answers are nonsense, and once a day everything stands still, without
 # an error.*
 #
-# `agreed_blocks` says how many blocks the pools have. Each rank calls it. It looks right, and is not.
-# Pin it by a test, then mend it, here in this cell. This matters in practice: vLLM takes the least
-# number of blocks that any of its workers can have
+# `agreed_blocks` says how many blocks the pools have (a **pool** is a rank's blocks of the KV cache,
+# chapter 21). Each rank calls it. It looks right, and is not. By hand, with blocks of 10 bytes: rank 0 has
+# 300 bytes free and needs 240 of them to work in, so its pool gets 60 / 10 = 6 blocks. Rank 1 has 300 and
+# needs 230, so its pool gets 70 / 10 = 7.
+#
+# Pin the mistake by a test, then mend it, both in the next cell. This matters in practice: vLLM takes the
+# least number of blocks that any of its workers can have
 # ([`kv_cache_utils.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py)),
 # SGLang the least free memory of all ranks
 # ([`utils/common.py`](https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/utils/common.py)).
@@ -1305,15 +1324,17 @@ verdicts(
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
 #   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same
 #   places.
-# - NCCL's all-reduce has a fixed cost and, inside a machine, as many turns as a ring. For decode's
+# - NCCL's ring and tree have a fixed cost and, inside a machine, as many turns as a ring. For decode's
 #   small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
 #   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
 #   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
 #   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
 #   kernel.
-# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce
-#   is one trip to the switch and back.
+# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one trip
+#   to the switch and back. Where there is an NVSwitch, NCCL may choose this by itself, under the name
+#   NVLS. Its plan has one latency for it, 25 µs, and only the protocol Simple, so it pays for large
+#   messages.
 # - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses that an all-reduce is a
 #   reduce-scatter and an all-gather: the first stands behind a row split, the second before the next
 #   column split, and between them each rank computes the norm of an $n$-th of the tokens.

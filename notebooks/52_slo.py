@@ -147,7 +147,9 @@ picture(
 # - **TTFT**, [time to first token](../docs/glossary.md#time-to-first-token-ttft): from when a request
 #   was to be sent until its first text.
 # - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two
-#   events with text. An event usually carries one token, but two if the server fell behind.
+#   events with text. Here an event carries one token, or more where a token alone is no text that can be
+#   sent yet (half a character, or the beginning of a stop string). If this server falls behind, several
+#   events arrive together, with gaps near 0. Other servers may put several tokens into one event.
 # - **TPOT**, time per output token: one number per request, the time from its first text to its last,
 #   divided by its tokens without the first. A stutter disappears in it.
 # - **E2E**, end to end: from when the request was to be sent until its end.
@@ -219,13 +221,16 @@ explore(
 #
 # Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly
 # lie below what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent
-# requests and a percentile $p$ (here 0.99), two standard deviations of that share are
+# requests and a percentile $p$ (here 0.99), two standard deviations of that share (about 95 of 100
+# samples lie within) are
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
 # By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be
-# a p97, or the maximum. For $n = 1000$ it is 0.006, so it lies between p98.4 and p99.6. The cell draws
-# samples of several sizes, many times, from one and the same distribution, and prints how far their p99
+# a p97, or the maximum. For $n = 1000$ it is 0.006, so it lies between p98.4 and p99.6. How many seconds
+# that is depends on how far apart the slowest requests are. In the distribution of the next cell p98.4 is
+# 1.24 s, p99 1.43 s and p99.6 1.86 s, so the p99 of a thousand requests may be any of these. The cell
+# draws samples of several sizes, many times, from this one distribution, and prints how far their p99
 # differ. The last lines are of two servers, one of which had a bad minute: how do you add up their p99?
 
 # %%
@@ -265,10 +270,11 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # What is simple about it: a prompt's tokens cost too much. Each of them counts the output head, 0.525 of
-# the 7.505 billion weights, and attends to all tokens of its step. In chapter 17 only the last token of
-# a prompt goes through the head, and each token attends only to itself and those before it. So the
-# prompts of a thousand tokens and more take longer here than they should, as the first lines of the cell
-# print. Decode steps are the same. The faults and the cures below are also the same with the exact count.
+# the 7.505 billion weights, and attends to all tokens of its request up to the end of its chunk. In
+# chapter 17 only the last token of a prompt goes through the head, and each token attends only to itself
+# and those before it. So the prompts of a thousand tokens and more take longer here than they should, as
+# the first lines of the cell print. Decode steps are the same. The faults and the cures below are also
+# the same with the exact count.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
@@ -318,7 +324,9 @@ for name, value in vitals.rows().items():
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten
 # seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens
-# given up* were computed and lost by preemption. A refused request keeps no objective.
+# given up* were computed and lost by preemption. *Refused* requests got status 429 (chapter 51), and keep
+# no objective. *Goodput* is the number of requests per second that keep both objectives; a section below
+# is about it.
 #
 # Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
 # depend on the lengths and the load. Here a prompt of 350 tokens takes one step of about 0.06 s, and its
@@ -460,14 +468,15 @@ print(
 
 # %% [markdown]
 # Left: blue is what the machine answers, orange is what is answered in time. They rise together until
-# the 64 batch slots are full. (Requests arrive at random, so the window has a few percent more or fewer
-# than the offered load says.) By hand: with 64 running, a step takes about 0.064 s, so a request runs for
-# about 6.5 s, and the slots answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue
-# stays on its **plateau**: throughput says that all loads there are equally good. Orange collapses. Once
-# the machine is **saturated**, a queue grows as long as the load lasts, and each request waits longer
-# than the one before it. At 14 per second no request that ends in the window is good. At 10 the queue
-# grows slowly, and at 9 only while chance brings more than the slots answer. So a part of the window
-# is still good there, and how much depends on the window.
+# the 64 batch slots are full. (Requests arrive at random, so the window can have a tenth more or fewer
+# than the offered load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By
+# hand: with 64 running, a step takes about 0.064 s, so a request runs for about 6.5 s, and the slots
+# answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
+# throughput says that all loads there are equally good. Orange collapses. Once the machine is
+# **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
+# second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
+# chance brings more than the slots answer. So a part of the window is still good there, and how much
+# depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -534,7 +543,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 #
 # `GET /metrics` is a page for **[Prometheus](https://prometheus.io/docs/introduction/overview/)**, a
 # program that reads it every few seconds and stores what it reads. The page of this
-# server has three kinds of metrics (Prometheus knows a fourth, the summary):
+# server has three kinds of metrics:
 #
 # - a **gauge** is a value of now, such as the requests that wait;
 # - a **counter** only grows, such as the tokens generated, so look at its growth per second,
@@ -552,6 +561,9 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # from 0.5 to 1 s, which holds the 91st to the 100th. Halfway through these ten, it estimates 0.75
 # s. The true value may be anything in that bucket, so an objective should be the bound of a bucket,
 # as 500 ms is.
+#
+# A server's TTFT begins when the request arrives at the server, and not when it was to be sent. What the
+# client or the network is late is missing in it, and so is what a load generator is late.
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -564,12 +576,12 @@ queries(page)  # also checks that this server exports every metric that a query 
 # Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
 # not remember which request was in which bucket. The share of first tokens within 500 ms is an
 # upper bound of the share that keep both, but only among the requests that *got* a first token. A
-# request that is refused, that fails, or whose client gives up in the queue has no TTFT, so it is in
-# neither part of this ratio. The generator that lies left the slow requests out, and this ratio leaves
-# out the lost ones: a server that refuses every second request can have a perfect TTFT (one of the
-# cures below is on its way there). So count them, too: `requests_refused_total` (where a server has no
-# such metric, the gateway's log), and the reasons `error` and `abort` of `request_success_total`. Alerts
-# to begin with, in words:
+# request that is refused, that fails before its first token, or whose client gives up in the queue has no
+# TTFT, so it is in neither part of this ratio. One that fails later is in the ratio, and may even count
+# as good. The generator that lies left the slow requests out, and this ratio leaves out the lost ones: a
+# server that refuses every second request can have a perfect TTFT (one of the cures below is on its way
+# there). So count them, too: `requests_refused_total` (where a server has no such metric, the gateway's
+# log), and the reasons `error` and `abort` of `request_success_total`. Alerts to begin with, in words:
 #
 # | alert if | because |
 # |---|---|
@@ -644,15 +656,15 @@ draw.dashboard(
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Where requests wait, *running, at most* is the number of batch slots, unless something else kept
-# them from running. (A run has 70 to 300 requests, so its p99 lies near the maximum.) Ask of each gauge:
-# is it at its limit, and is it the reason? (The limit of *arithmetic used* is below 100 %, because a step
-# also has its overhead, and attention, which the gauge leaves out. By hand, for a step of 512 tokens:
-# 63.5 ms are counted, and it takes 66.6 ms behind 512 tokens of context and 78.8 ms behind 6,000, so 95
-# and 81 % are full. Bandwidth has no gauge. It is the answer where steps only decode, ITL breaks its
-# objective, and slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.) In
-# the cell after the table, write one of the six words
-# instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do. There,
-# `>` marks the signs that show the fault, and all columns are of the same requests.
+# them from running. (The latencies are of 30 to 240 requests, so a p99 lies near the maximum.) Ask of
+# each gauge: is it at its limit, and is it the reason? (The limit of *arithmetic used* is below 100 %,
+# because a step also has its overhead, and attention, which the gauge leaves out. By hand, for a step of
+# 512 tokens: 63.5 ms are counted. It takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms
+# if they are the last 512 of 6,000, so at 95 and 81 % the arithmetic is full. Bandwidth has no gauge. It
+# is the answer where steps only decode, ITL breaks its objective, and slots, blocks and arithmetic are
+# free; then weights or a cache in fewer bits help.) In the cell after the table, write one of the six
+# words instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do.
+# There, `>` marks the signs that show the fault, and all columns are of the same requests.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -802,7 +814,7 @@ for length in (200, 6000):
 # |---|---|---|---|
 # | many short | batch slots | more slots; a limit on the queue when these are full | 1 |
 # | few long | blocks | KV cache in 8 bits, fewer sequences at once, more memory | 3 |
-# | bursts | batch slots, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4 (after its first change), 6 |
+# | bursts | batch slots if they are few, else the arithmetic of all their prompts, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4 (after its first change), 6 |
 # | one system prompt | arithmetic, for the same tokens | prefix cache, and the equal part in front | 5 |
 # | mixed | token budget | smaller steps, then long prompts to another machine | 2 |
 #
@@ -828,8 +840,9 @@ for length in (200, 6000):
 #
 # By hand: in 4 s, 28 requests arrive. When the server comes back, it needs 2.8 s for them, while 20
 # more arrive. The clients of the first ones have given up. If each client that gives up sends three
-# more times, up to 4 × 7 = 28 tries arrive per second, and the server can do 10. It works without a
-# pause, on requests whose clients have gone.
+# more times, about 4 × 7 = 28 tries arrive per second, and the server can do 10. It works without a
+# pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
+# seven new requests per second.)
 #
 # Five kinds of clients: no retries; three retries at once; three retries with **exponential
 # backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with a
@@ -1064,6 +1077,11 @@ measured("after", again.itl.max, "s")
 measured("the longest gap is shorter by", before.itl.max / again.itl.max, "times")
 
 # %% [markdown]
+# The stutter is gone: the longest gap has fallen, and so has the median wait. The longest wait has hardly
+# changed. Before, it was the wait of a short request behind the long text, or of the long text itself.
+# Now it is the long text's own prefill. (If the longest wait has fallen to a fraction instead, another
+# program disturbed the first measurement: run its cell again, and then this one.)
+#
 # ## The opening test, once more
 #
 # These are the seven questions of [chapter 00](00_map.ipynb). Answer them again: read the questions,
@@ -1173,8 +1191,8 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - Four latencies: TTFT (waiting), ITL (flow), TPOT (time per token of a request), E2E. They begin when a
-#   request was *to be* sent.
+# - Four latencies: TTFT (waiting), ITL (flow), TPOT (time per token of a request), E2E. TTFT and E2E begin
+#   when a request was *to be* sent, ITL and TPOT at its first text.
 # - Means hide the tail, and visits of several requests find it. A p99 wants a thousand requests, and
 #   percentiles of several servers come from the sum of their histograms.
 # - A closed loop sends nothing while the server stands still. An open loop tells the truth.
@@ -1235,7 +1253,7 @@ verdicts(
 #
 # | you have | look at first | because |
 # |---|---|---|
-# | a laptop, one user | llama.cpp, Ollama; on Apple's chips MLX, too | files in 4 bits, one program, no GPU needed |
+# | a laptop, one user | llama.cpp, Ollama; on Apple's chips MLX (Apple's library), too | files in 4 bits, one program, no GPU needed |
 # | one GPU or a node, many users | vLLM, SGLang | continuous batching, prefix cache, most models soon after their release |
 # | NVIDIA GPUs, one model for long | TensorRT-LLM beside these two | kernels for one maker's chips, for more work at the start |
 # | many nodes | a router (llm-d, SGLang's, NVIDIA's Dynamo) before such engines | placement by prefix and queue, prefill apart |

@@ -116,6 +116,8 @@ def test_what_a_program_takes_limits_how_many_fit() -> None:
     assert programs_that_fit(1, 16, 0).limit == "places for programs"
     assert programs_that_fit(4, 16, 80_000).num_programs == 2
     assert programs_that_fit(4, 16, 80_000).limit == "shared memory"
+    assert programs_that_fit(1, 16, 7_296).num_programs == 20  # 8,320 with the system's
+    assert programs_that_fit(1, 16, 7_297).num_programs == 19  # 8,448, though 8,321 fit 20 times
 
 
 def test_a_warp_takes_its_registers_from_one_part_of_the_sm() -> None:

@@ -21,6 +21,8 @@ VOCABULARY = {
     ),
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
     *("minigen.sampling.structured_outputs", "minigen.sampling.processors"),
+    *("minigen.sampling.closed_schemas", "minigen.sampling.json_schemas"),
+    *("minigen.sampling.grammar_trial", "minigen.sampling.grammar_compiler"),  # by a library
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),
     *("minigen.trace.events", "minigen.trace.counters", "minigen.trace.summary"),
     *("minigen.trace.timeline", "minigen.trace.chrome"),
@@ -28,9 +30,6 @@ VOCABULARY = {
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
-    *("minigen.sampling.example_processors", "minigen.sampling.closed_schemas"),
-    *("minigen.sampling.grammar", "minigen.sampling.grammar_trial"),  # by a library
-    *("minigen.sampling.grammar_compiler", "minigen.sampling.json_schemas"),
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }

@@ -301,6 +301,7 @@ A100 = (
 )
 REGISTERS, SHARED, WARPS, PROGRAMS = 65_536, 164 * 1024, 64, 32  # of one SM of an A100
 PARTS = 4  # of an SM; each has a quarter of the registers
+RESERVED, SHARED_UNIT = 1024, 128  # bytes of shared memory: the system's per program, a unit
 
 
 @dataclass(frozen=True)
@@ -321,8 +322,9 @@ def programs_that_fit(num_warps: int, registers: int, shared: int) -> Fit:
     """Return how many programs of `num_warps` warps fit on one SM of an A100.
 
     A program takes `registers` per thread, which are dealt out in units of 8, and `shared` bytes of
-    shared memory plus 1 KiB that the system reserves. A warp takes its registers from one part of
-    the SM, so what is left in two parts cannot be joined.
+    shared memory plus 1 KiB that the system reserves, dealt out in units of 128 bytes. A warp takes
+    its registers from one part of the SM, so what is left in two parts cannot be joined. Source:
+    cuda_occupancy.h of the CUDA Toolkit.
 
     >>> programs_that_fit(num_warps=4, registers=32, shared=0)
     Fit(num_programs=16, num_warps=64, limit='places for warps')
@@ -333,7 +335,7 @@ def programs_that_fit(num_warps: int, registers: int, shared: int) -> Fit:
     warps_per_part = REGISTERS // PARTS // (dealt * WARP)
     room = {
         "registers": PARTS * warps_per_part // num_warps,
-        "shared memory": SHARED // (shared + 1024),
+        "shared memory": SHARED // (-(-(shared + RESERVED) // SHARED_UNIT) * SHARED_UNIT),
         "places for warps": WARPS // num_warps,
         "places for programs": PROGRAMS,
     }

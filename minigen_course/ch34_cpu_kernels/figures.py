@@ -154,7 +154,7 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)
-    title(axes, "64 products of bytes, added up in 16 lanes: one instruction with VNNI")
+    title(axes, "64 products of bytes, added up in 16 lanes: one instruction with AVX512-VNNI")
     return made
 
 

@@ -314,9 +314,10 @@ def stutter(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         then="documents go to another machine (L4 routing)",
         further=simulate(chats, chunked),
         why="A step may compute 8,192 tokens, so it computes a whole document. That takes a "
-        "second, and the next token of every other request waits for it. (Fewer than one gap in "
-        "twenty is that long, so the ITL objective does not see it. A reader does.) In chunks of "
-        "512 the document takes about as long, but between two chunks each request gets a token.",
+        "second, and the next token of every other request waits for it. So the token budget is at "
+        "fault although no document uses it up: it is too large. (Fewer than one gap in twenty is "
+        "that long, so the ITL objective does not see it. A reader does.) In chunks of 512 the "
+        "document takes about as long, but between two chunks each request gets a token.",
         moved="Yes. The stutter is gone, and yet the share of chats that kept both hardly rises. "
         "Prompts are computed in order, and a document takes the whole token budget of each step. "
         "So chats that arrive behind it miss their TTFT, though they need few tokens. Routing "
@@ -427,18 +428,26 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
 
 def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 7."""
+    two, four, eight = (simulate(load, replace(knobs, max_queue=most)) for most in (2, 4, 8))
+    kept = [f"{Vitals.of(run).kept:.0%}" for run in (two, four, eight)]
     return Case(
         "queue grows",
         "arithmetic",
         "L0 silicon, and the L5 gateway protects it",
         "`--max-queue 2`: status 429 at the door",
         broken,
-        simulate(load, replace(knobs, max_queue=2)),
+        two,
         ("waiting, at most", "arithmetic used, at most", "refused (429)"),
         why="More prompt tokens arrive than the GPU can compute. Many of the batch slots and more "
         "than half of the blocks are free, so more of them would not help (the last lines of this "
-        "cell try it). Refusing some requests serves the others well, and a refused client knows "
-        "at once.",
+        "cell try it). Refusing can hide a symptom that a knob would cure, as with too few batch "
+        "slots. Here no knob of the engine serves more, and a queue only lets all requests wait. "
+        "So some must be lost: refusing them serves the others well, and a refused client knows "
+        "at once. Why a queue of 2? A request behind two others waits for them, for the prompt "
+        "that is being computed, and for its own: 4 prompts of about 0.09 s (600 / 8,062 = 0.074 "
+        "s of arithmetic, and more with the overhead, attention and the answers' tokens) are 0.36 "
+        "s. Behind four others it is 0.54 s, which is too long. With queues of 2, 4 and 8, "
+        f"{kept[0]}, {kept[1]} and {kept[2]} keep both.",
         moved="No, and it will not until there is a second machine, because no setting makes this "
         "one larger.",
     )
@@ -446,18 +455,25 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
 
 def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 8."""
+    limited, loose = (
+        simulate(load, replace(knobs, max_in_flight_per_key=most)) for most in (24, 30)
+    )
+    alone = Vitals.of(simulate([each for each in load if each.tenant == "other"], knobs))
     return Case(
         "one tenant starves others",
         "batch slots",
         "L5 gateway",
         "`--max-in-flight-per-key 24`",
         broken,
-        simulate(load, replace(knobs, max_in_flight_per_key=24)),
+        limited,
         ("waiting, at most", "TTFT p99"),
         tenant="other",
         why="One key's flood holds all 32 batch slots and the whole queue. First come first served "
         "is fair to requests, and not to people. With a limit per key, the flood gets what fits "
-        "beside the others, and status 429 for the rest.",
+        "beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the others "
+        "need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the machine "
+        f"they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 for the "
+        f"flood, 2 are left, and {Vitals.of(loose, tenant='other').kept:.0%} keep both.",
         moved="No: nothing is full for the others any more. The flood itself is still limited, by "
         "its key.",
     )

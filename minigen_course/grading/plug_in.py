@@ -24,7 +24,13 @@ from minigen.sockets.checks_model import CheckedAttention
 from minigen.sockets.resolve import build_part
 from minigen_course.grading.exercise import exercises
 
-RUN_PARTS = {"figures", "flash", "kernels", "reference"}  # modules of the course that use parts
+RUN_PARTS = {
+    "automaton",
+    "figures",
+    "flash",
+    "kernels",
+    "reference",
+}  # modules of the course that use parts
 
 
 @contextmanager

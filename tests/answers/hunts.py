@@ -9,8 +9,9 @@ from minigen_course.ch22_paged import hunt as hunt_22
 from minigen_course.ch23_prefix import hunt as hunt_23
 from minigen_course.ch24_scheduler import hunt as hunt_24
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
+from minigen_course.ch53_structured_output import hunt as hunt_53
 from minigen_course.lab.toy_engine import right_slots, serve_toy
-from tests.answers import rank_hunt
+from tests.answers import blank_hunt, rank_hunt
 
 Test = Callable[[Any], object]
 
@@ -355,6 +356,26 @@ CATCHES = {
             "one fewer than fit": rank_hunt.one_fewer,
             "only rank 0 asks": rank_hunt.only_rank_0_asks,
             "none at all": rank_hunt.none_at_all,
+        },
+    ),
+    "53": Catches(
+        (blank_hunt.by_runs, blank_hunt.by_the_longest_match),
+        COMMON
+        | {
+            "tries the middle only": (blank_hunt.after_the_colon_only, "after the opening brace"),
+            "tries spaces only": (blank_hunt.spaces_only, "any number of line ends"),
+            "forgets that texts must match": (blank_hunt.only_forbids, "no space after a comma"),
+            "has one name only": (blank_hunt.one_name_only, "between a comma and the next name"),
+            "forbids every blank": (blank_hunt.forbids_all, "should pass on the mended one"),
+            "wants one regex": (blank_hunt.wants_one_regex, "should pass on one with up to 16"),
+        },
+        (hunt_53.HUNT.mended, *hunt_53.HUNT.right.values()),
+        {
+            "unchanged": hunt_53.object_pattern,
+            "forbids long numbers": blank_hunt.short_numbers,
+            "17 blanks": blank_hunt.seventeen,
+            "names as regexes": blank_hunt.raw_names,
+            "none at all": blank_hunt.none_at_all,
         },
     ),
 }

@@ -196,8 +196,8 @@ def _week(number: int, week: Week) -> str:
         more = ", ".join(f"{each.chapter} {each.shown}" for each in week.optional)
         total = f"{_points(week.optional)} points, {_minutes(week.optional)} min"
         lines += ["", f"For those who want more ({total}): {more}."]
-    lines += ["", "Reading:", ""]
     entries = [chapter_texts.reading(_chapters()[each].chapter) for each in week.chapters]
+    lines += ["", "Reading:", ""] if entries else []
     return "\n".join([*lines, *(f"- {each}" for each in dict.fromkeys(entries))])
 
 

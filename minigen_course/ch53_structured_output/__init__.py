@@ -1,0 +1,1 @@
+"""Chapter 53: Answers of a given form."""

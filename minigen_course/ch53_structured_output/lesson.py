@@ -1,0 +1,318 @@
+"""Orders to read, regexes for schemas, a stack for nested values, and the cost of a grammar.
+
+Sources: JSON Schema 2020-12, Validation; RFC 8259 (JSON), sections 6 and 7.
+"""
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from minigen import LLM, SamplingParams
+from minigen.sampling.processors import TokenMatcher
+from minigen.tokenizer.tokenizer import Tokenizer
+from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend, trie_of
+
+NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
+DRINKS = ("green tea", "latte", "espresso", "hot chocolate")
+SIZES = ("small", "medium", "large")
+WORDINGS = (
+    "{count} {size} {drink}s, please",
+    "I'd like {count} {size} {drink}s to take away",
+    "can I have {count} {size} {drink}s?",
+    "{drink}s for our table: {count} {size} ones",
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "drink": {"type": "string", "maxLength": 30},
+        "size": {"enum": list(SIZES)},
+        "quantity": {"type": "integer"},
+    },
+    "required": ["drink", "size", "quantity"],
+    "additionalProperties": False,
+}
+ASKED = 'Reply only with JSON like {"drink": "...", "size": "small", "quantity": 1}.'
+TOOLS = {  # name -> its argument and the argument's schema
+    "get_weather": ("city", {"type": "string", "maxLength": 20}),
+    "set_timer": ("minutes", {"type": "integer"}),
+    "send_message": ("text", {"type": "string", "maxLength": 40}),
+}
+REQUESTS = {  # a request -> the tool that serves it
+    "What is the weather in Oslo?": "get_weather",
+    "Wake me in 20 minutes.": "set_timer",
+    "Tell Anna that I am late.": "send_message",
+    "Is it raining in Lima?": "get_weather",
+    "Set a timer for 5 minutes for the eggs.": "set_timer",
+    "Write to Tom: see you at six.": "send_message",
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order in words, and what it asks for."""
+
+    text: str
+    drink: str
+    size: str
+    quantity: int
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The chat that asks for this order as JSON."""
+        return [{"role": "system", "content": ASKED}, {"role": "user", "content": self.text}]
+
+
+def orders(count: int) -> list[Order]:
+    """Return this many different orders, spread over drinks, sizes, numbers and wordings."""
+    every = list(product(WORDINGS, NUMBERS, DRINKS, SIZES))
+    found = []
+    for place in range(count):
+        wording, number, drink, size = every[place * 25 % len(every)]
+        text = wording.format(count=number, size=size, drink=drink)
+        found.append(Order(text, drink, size, NUMBERS[number]))
+    return found
+
+
+def parsed(text: str) -> Any:
+    """Return what a text means as JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def validates(text: str, schema: Mapping[str, Any] = SCHEMA) -> bool:
+    """Return whether a text is JSON that is valid by a schema, as the jsonschema library judges."""
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def is_right(text: str, order: Order) -> bool:
+    """Return whether a text is JSON with the order's drink, size and quantity."""
+    found = parsed(text)
+    if not isinstance(found, dict):
+        return False
+    drink = str(found.get("drink", "")).lower()
+    return order.drink in drink and (found.get("size"), found.get("quantity")) == (
+        order.size,
+        order.quantity,
+    )
+
+
+@dataclass(frozen=True)
+class Tries:
+    """Retries until an answer validates: the answers that were still missing after each round."""
+
+    missing: list[int]
+    tokens: int
+
+    @property
+    def share(self) -> float:
+        """The share of all tries that validated."""
+        tried = sum(self.missing[:-1])
+        return (self.missing[0] - self.missing[-1]) / tried
+
+
+def retried(llm: LLM, prompts: Sequence[Any], rounds: int, max_tokens: int) -> Tries:
+    """Ask for each prompt, at temperature 0.5, until the answer validates or rounds are over."""
+    waiting, missing, tokens = list(prompts), [len(prompts)], 0
+    for seed in range(rounds):
+        params = SamplingParams(temperature=0.5, seed=seed, max_tokens=max_tokens)
+        answers = llm.generate(waiting, params, progress=False) if waiting else []
+        tokens += sum(len(each.token_ids) for each in answers)
+        waiting = [
+            prompt
+            for prompt, answer in zip(waiting, answers, strict=True)
+            if not validates(answer.text)
+        ]
+        missing.append(len(waiting))
+    return Tries(missing, tokens)
+
+
+# Schemas and recursion
+
+_CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt])'
+
+
+def pattern_of_schema(schema: Mapping[str, Any]) -> str:
+    """Return a regex for the objects that a flat schema allows, as `json.dumps` writes them.
+
+    All properties are written, in their order, with `": "` and `", "` between them. A property is
+    an `enum` of values, or has the `type` string (with `maxLength`, if that is given), integer (of
+    at most nine digits), boolean or null. Raises `ValueError` for any other property.
+    """
+    parts = []
+    for name, each in schema["properties"].items():
+        parts.append(re.escape(json.dumps(name)) + ": " + _pattern_of_value(name, each))
+    return r"\{" + ", ".join(parts) + r"\}"
+
+
+def _pattern_of_value(name: str, schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        values = (json.dumps(each, ensure_ascii=False) for each in schema["enum"])
+        return "(" + "|".join(map(re.escape, values)) + ")"
+    kind = schema.get("type")
+    if kind == "string":
+        most = schema.get("maxLength")
+        return f'"{_CHARACTER}{"*" if most is None else f"{{0,{most}}}"}"'
+    if kind == "integer":
+        return "(0|-?[1-9][0-9]{0,8})"
+    if kind == "boolean":
+        return "(true|false)"
+    if kind == "null":
+        return "null"
+    raise ValueError(f"The property {name!r} is neither flat nor an enum.")
+
+
+def tool_pattern() -> str:
+    """Return a regex for a call of one of `TOOLS`: its name, then its own arguments."""
+    calls = []
+    for name, (argument, schema) in TOOLS.items():
+        arguments = pattern_of_schema({"properties": {argument: schema}})
+        calls.append(rf'\{{"tool": "{name}", "arguments": {arguments}\}}')
+    return "|".join(calls)
+
+
+CLOSING = {"[": "]", "{": "}"}
+
+
+def still_due(due: str, character: str) -> str | None:
+    """Return what is due after one more character of a nested value; None if it is forbidden.
+
+    A value is `x`, or any number of values between `[` and `]`, or between `{` and `}`. `due` is a
+    stack, with its top at the end: at first "v" alone, since one value is due; then a closing
+    bracket for each open one. When it is empty, the value is complete and nothing may follow.
+
+    >>> still_due("v", "["), still_due("]", "{"), still_due("]}", "x"), still_due("]}", "]")
+    (']', ']}', ']}', None)
+    """
+    if not due:
+        return None
+    below, top = due[:-1], due[-1]
+    kept = below if top == "v" else due
+    if character in CLOSING:
+        return kept + CLOSING[character]
+    if character == "x":
+        return kept
+    return below if character == top != "v" else None
+
+
+def nested_pattern(depth: int) -> str:
+    """Return a regex for the values of `still_due` with at most `depth` brackets open at once."""
+    inner = "x"
+    for _ in range(depth):
+        inner = rf"(x|\[{inner}*\]|\{{{inner}*\}})"
+    return inner
+
+
+# Steps without the model
+
+
+def forced_text(automaton: Automaton, state: int) -> bytes:
+    """Return the bytes that must come next: the longest run in which there is never a choice.
+
+    A state in which the text may end is a choice, between an end and going on.
+    """
+    found = bytearray()
+    while len(automaton.moves[state]) == 1 and state not in automaton.ends:
+        ((byte, state),) = automaton.moves[state].items()
+        found.append(byte)
+    return bytes(found)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer: forced bytes, or one token that the model chose."""
+
+    text: bytes
+    forced: bool
+    num_tokens: int
+
+
+def pieces(
+    token_ids: Sequence[int], automaton: Automaton, tokenizer: Tokenizer, end_ids: Collection[int]
+) -> list[Piece]:
+    """Return an answer as forced and chosen pieces.
+
+    Forced bytes are split by the tokenizer, and their last token is left to the model, since what
+    follows could change it (as it could in `{"` followed by a name).
+    """
+    answer = b"".join(tokenizer.token_bytes(each) for each in token_ids if each not in end_ids)
+    at, found = 0, list[Piece]()
+    while at < len(answer):
+        forced = forced_text(automaton, _state(automaton, answer[:at]))
+        split = tokenizer.encode(forced.decode(), add_special_tokens=False) if forced else []
+        kept = split if at + len(forced) == len(answer) else split[:-1]
+        known = b"".join(map(tokenizer.token_bytes, kept))
+        if known:
+            found.append(Piece(known, True, len(kept)))
+        at += len(known)
+        if at < len(answer):
+            chosen = _next_token(token_ids, tokenizer, at)
+            found.append(Piece(chosen, False, 1))
+            at += len(chosen)
+    return found
+
+
+def _state(automaton: Automaton, seen: bytes) -> int:
+    state = automaton.after(seen)
+    assert state is not None, "an answer of this form"
+    return state
+
+
+def _next_token(token_ids: Sequence[int], tokenizer: Tokenizer, at: int) -> bytes:
+    """Return the rest, from byte `at` on, of the answer's token in which that byte lies."""
+    start = 0
+    for each in token_ids:
+        spelling = tokenizer.token_bytes(each)
+        if at < start + len(spelling):
+            return spelling[at - start :]
+        start += len(spelling)
+    raise AssertionError("a byte of the answer")
+
+
+# Backends and costs
+
+
+class CharacterBackend(AutomatonBackend):
+    """The naive way: it allows only tokens of a single byte, which need no walk."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]):
+        super().__init__(tokenizer, vocab_size, end_ids)
+        self.trie = trie_of({i: each for i, each in self.spellings.items() if len(each) == 1})
+
+
+def walk(
+    mine: TokenMatcher, other: TokenMatcher, seed: int, steps: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yield both matchers' masks at each step of an answer drawn from those that both allow."""
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        masks = mine.allowed(), other.allowed()
+        yield masks
+        token_id = int(random.choice(np.flatnonzero(masks[0] & masks[1])))
+        mine.accept(token_id)
+        other.accept(token_id)
+        if not mine.allowed().any() or token_id == 2:
+            return
+
+
+def seconds_per_mask(matcher: TokenMatcher, token_ids: Sequence[int]) -> float:
+    """Return the mean seconds of a mask along an answer; its tokens are accepted in between."""
+    spent = 0.0
+    for token_id in token_ids:
+        started = time.perf_counter()
+        matcher.allowed()
+        spent += time.perf_counter() - started
+        matcher.accept(token_id)
+    return spent / len(token_ids)
