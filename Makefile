@@ -13,7 +13,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX VENV_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book docs bench bench-gpu bench-peers clean
+.PHONY: help demo serve setup test test-long test-browser test-clients test-gpu check notebooks lab book docs bench bench-gpu bench-peers clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -48,6 +48,12 @@ test-browser: ## run every notebook and an assignment in JupyterLab in a browser
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m browser tests/test_browser.py tests/test_browser_course.py
+
+test-clients: ## run other projects' clients, unchanged, against the server (installs them first)
+	@$(ENVIRONMENT) cpu server
+	@$(VENV) -m minigen pull
+	@$(VENV) -m minigen compile int4
+	@$(VENV) -m tools.clients
 
 test-gpu: ## check the Triton kernels on this machine's GPU; installs nothing, uses $(PYTHON)
 	@$(PYTHON) -m pytest -q -c tests/gpu/pytest.ini tests/gpu/equal_*.py
@@ -89,5 +95,5 @@ bench-peers: ## compare minigen with other engines on this machine (installs the
 	@$(VENV) -m benchmarks.peers --replace
 	@$(VENV) -m tools.results
 
-clean: ## remove .venv and the caches of tools
+clean: ## remove .venv, .venv-clients and the caches of tools
 	@$(PYTHON) -m tools.clean

@@ -1,4 +1,7 @@
-"""Remove `.venv` and the caches of tools: `python -m tools.clean`. Downloaded models stay."""
+"""Remove the environments and the caches of tools: `python -m tools.clean`.
+
+Downloaded models stay.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,5 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 if __name__ == "__main__":
-    for name in (".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"):
+    environments = (".venv", ".venv-clients")
+    for name in (*environments, ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"):
         shutil.rmtree(ROOT / name, ignore_errors=True)

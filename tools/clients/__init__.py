@@ -1,0 +1,1 @@
+"""Run other projects' clients, unchanged, against `minigen serve`, and record what works."""
