@@ -265,6 +265,7 @@ def derivative(regex: Regex, byte: int) -> Regex:
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 my_derivative = check(53, derivative=derivative)
 with using(53, derivative=my_derivative):  # the grammar backend derives with your part
@@ -320,6 +321,7 @@ def allowed_tokens(trie: Trie, automaton: Automaton, state: int) -> list[int]:
     has a move for every byte on the way to it. The ids may be in any order.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 my_walk = check(53, allowed_tokens=allowed_tokens)
@@ -396,6 +398,7 @@ class StateMatcher:
         """Return a copy that continues from the same place, for another answer."""
         raise NotImplementedError  # your turn
 
+
 # %%
 my_matcher = check(53, StateMatcher=StateMatcher)
 with using(53, StateMatcher=my_matcher):  # the engine asks it before every token
@@ -449,9 +452,7 @@ replay(
     at=0,
     number="53.4",
 )
-overruled = sum(
-    not mask[int(row.argmax())] for mask, row in zip(masks, step_logits, strict=True)
-)
+overruled = sum(not mask[int(row.argmax())] for mask, row in zip(masks, step_logits, strict=True))
 print(f"the mask overruled the model's first choice in ⟨{overruled} of {len(masks)}⟩ steps")
 
 # %% [markdown]
@@ -514,7 +515,9 @@ for name, each in {"this chapter's automaton": backend, "llguidance": witness}.i
 print(pattern)
 inside = [state for state in range(len(form.moves)) if len(form.moves[state]) > 100]
 single = [state for state in range(len(form.moves)) if lesson.forced_text(form, state)]
-print(f"{len(form.moves)} states. {len(inside)} begin a character of the drink, and most bytes are allowed.")
+print(
+    f"{len(form.moves)} states. {len(inside)} begin a character of the drink, and most bytes are allowed."
+)
 print(f"In {len(single)} states one byte only is allowed, and no end.")
 task(53, "pattern_of_schema")
 
@@ -532,6 +535,7 @@ def pattern_of_schema(schema: Mapping[str, Any]) -> str:
     at most nine digits), boolean or null. Raises `ValueError` for any other property.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 my_pattern = check(53, pattern_of_schema=pattern_of_schema)
@@ -583,6 +587,7 @@ picture(
 # %%
 task(53, "still_due")
 
+
 # %%
 # exercise: minigen_course.ch53_structured_output.lesson.still_due
 def still_due(due: str, character: str) -> str | None:
@@ -596,6 +601,7 @@ def still_due(due: str, character: str) -> str | None:
     (']', ']}', ']}', None)
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 my_stack = check(53, still_due=still_due)
@@ -635,6 +641,7 @@ def forced_text(automaton: Automaton, state: int) -> bytes:
     A state in which the text may end is a choice, between an end and going on.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 my_forced = check(53, forced_text=forced_text)
@@ -711,6 +718,7 @@ def test_blanks(object_pattern: ObjectPattern) -> None:
     """Assert what every correct `object_pattern` does, and the one above does not."""
     raise NotImplementedError  # your turn
 
+
 # %%
 mended = hunt(53, test=test_blanks, mended=object_pattern)
 endless = SamplingParams(
@@ -731,7 +739,9 @@ print(f"of 12 tokens, {sum(each.isspace() for each in filled)} characters are bl
 # of the order. Predict the second.
 
 # %%
-guess_right = predict("Of 32 answers with a grammar, how many have the right content?", None, within=2)
+guess_right = predict(
+    "Of 32 answers with a grammar, how many have the right content?", None, within=2
+)
 
 # %%
 grammar_params = SamplingParams(
