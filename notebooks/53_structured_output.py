@@ -456,8 +456,8 @@ overruled = sum(not mask[int(row.argmax())] for mask, row in zip(masks, step_log
 print(f"the mask overruled the model's first choice in ⟨{overruled} of {len(masks)}⟩ steps")
 
 # %% [markdown]
-# Most steps are not a fight. The mask steps in a few times, mostly at the start, and then the text
-# itself convinces the model that it is writing JSON. This is why constrained answers read naturally.
+# Most steps are not a fight. The mask overrules the model at the start, and then the text itself
+# convinces the model that it is writing JSON. This is why constrained answers read naturally.
 #
 # ## An outside witness
 #

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 
 from minigen_course.ch53_structured_output import figures
@@ -14,6 +16,11 @@ from minigen_course.figures.style import AMBER, BLUE, FAINT
 
 def texts(made: Figure) -> list[str]:
     return [each.get_text() for axes in made.axes for each in axes.texts]
+
+
+def heights_of(line: Line2D) -> list[float]:
+    found: list[float] = np.asarray(line.get_ydata()).tolist()
+    return found
 
 
 def test_bytes_are_spelled_as_ranges() -> None:
@@ -38,7 +45,7 @@ def test_live_branches_of_a_trie_are_blue() -> None:
     (axes,) = made.axes
     boxes = [line for line in axes.lines if line.get_marker() == "s"]
     assert sorted(line.get_color() for line in boxes) == sorted([BLUE] * 3 + [FAINT] * 2)
-    bold = {each.get_text() for each in axes.texts if each.get_weight() == "bold"}
+    bold = {each.get_text() for each in axes.texts if each.get_fontweight() == "bold"}
     assert bold == {"ye", "yes", "no"}
 
 
@@ -49,7 +56,7 @@ def test_a_strip_shows_the_mask_and_what_it_leaves() -> None:
     heights = [bar.get_height() for bar in axes.containers[1]]
     assert heights == pytest.approx([0, 0.6, 0.4])
     assert texts(made) == ["no", "yes", "yes"]
-    assert axes.get_title(loc="left") == "after  so␣far  : 2 of 3 tokens allowed"
+    assert axes.get_title(loc="left") == "after  so␣far: 2 of 3 tokens allowed"
 
 
 def test_the_best_allowed_token_is_shown_wherever_it_ranks() -> None:
@@ -62,13 +69,13 @@ def test_the_best_allowed_token_is_shown_wherever_it_ranks() -> None:
 def test_retries_are_drawn_beside_given_shares() -> None:
     made = figures.retry_curves(Tries([8, 4, 2], 50), shares=(0.5,))
     curve, measured = made.axes[0].lines
-    assert list(curve.get_ydata()) == list(measured.get_ydata()) == [100, 50, 25]
+    assert heights_of(curve) == heights_of(measured) == [100, 50, 25]
 
 
 def test_states_stand_beside_the_stack() -> None:
     automaton, stack = figures.states_by_depth([2, 4, 8]).axes[0].lines
-    assert list(automaton.get_ydata()) == [2, 4, 8]
-    assert list(stack.get_ydata()) == [1, 2, 3]
+    assert heights_of(automaton) == [2, 4, 8]
+    assert heights_of(stack) == [1, 2, 3]
 
 
 def test_forced_pieces_are_counted_and_coloured() -> None:
@@ -76,9 +83,7 @@ def test_forced_pieces_are_counted_and_coloured() -> None:
     (axes,) = made.axes
     assert axes.get_title(loc="left").startswith("2 of 3 tokens are forced")
     assert "2 tokens" in texts(made)
-    import matplotlib.colors as colors
-
-    assert colors.to_hex(axes.patches[0].get_facecolor()) == AMBER
+    assert to_hex(axes.patches[0].get_facecolor()) == AMBER
 
 
 def test_costs_have_their_values() -> None:

@@ -96,8 +96,13 @@ def _move(axes: object, start: tuple[float, float], end: tuple[float, float], la
         start, end, bend = (x0 - 0.14, y0 + 0.22), (x0 + 0.14, y0 + 0.22), -1.6
         middle = (x0, y0 + 0.48)
     else:
-        bend = 0.0 if x1 - x0 < 1.5 and x1 > x0 else -0.35
-        middle = ((x0 + x1) / 2, (y0 + y1) / 2 + 0.12 - 0.22 * (x1 - x0) * bend)
+        adjacent = 0 < x1 - x0 < 1.5
+        bend = 0.0 if adjacent else 0.4 if y1 < y0 else -0.4
+        # The middle of the curve: half of the way from the chord to its control point.
+        middle = (
+            (x0 + x1) / 2 + bend / 2 * (y1 - y0),
+            (y0 + y1) / 2 - bend / 2 * (x1 - x0) + (0.06 if adjacent or bend < 0 else -0.3),
+        )
     arrow = FancyArrowPatch(
         start,
         end,
@@ -197,12 +202,13 @@ def mask_strip(
         sign = "yes" if allowed else "no"
         axes.text(place, -0.087, sign, ha="center", va="center", fontsize=8, color="white")
     axes.set_xticks(list(places), printable(map(spell, ids)), rotation=45, ha="right")
-    axes.tick_params(axis="x", pad=20, length=0)
+    axes.tick_params(axis="x", pad=26, length=0)
     axes.set(ylim=(0, 1.05), ylabel="probability", xlim=(-0.6, len(ids) - 0.4))
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
     count = int(mask.sum())
     allowed_text = f"{count:,} of {len(mask):,} tokens"
-    title(axes, f"after  {printable([written[-60:]])[0]}  : {allowed_text} allowed")
+    seen = f"after  {printable([written[-60:]])[0]}" if written else "at the start"
+    title(axes, f"{seen}: {allowed_text} allowed")
     return made
 
 

@@ -385,7 +385,7 @@ class FromTheStart(Own):
 
 class SlicedToNothing(Own):
     def roll_back(self, count: int) -> None:
-        self.states = self.states[:-count]
+        self.states[-count:] = []
 
 
 class BackByOne(Own):
