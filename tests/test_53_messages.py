@@ -512,3 +512,14 @@ def test_a_failure_in_mid_stream_is_an_event_that_the_client_knows(status: int, 
         "type": "error",
         "error": {"type": kind, "message": "It failed."},
     }
+
+
+def test_a_thread_is_refused_as_anthropics_client_reads_it(client: httpx.Client) -> None:
+    body = {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}
+    answer = client.post("/v1/messages", json={**body, "thread": {"type": "create"}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert client.post("/v1/messages", json={**body, "thread": None}).status_code == 200

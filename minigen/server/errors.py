@@ -37,7 +37,7 @@ class ApiError(MinigenError):
     """An error that is sent to the client: the HTTP status, and OpenAI's `type`, `code`, `param`.
 
     `retry_after` is in seconds, rounded up to whole ones for the `Retry-After` header; `headers`
-    are additional response headers.
+    are additional response headers. `details` go into Anthropic's error object.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class ApiError(MinigenError):
         param: str | None = None,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ):
         super().__init__(message)
+        self.details = details
         self.message, self.status, self.kind = message, status, kind
         self.code, self.param, self.headers = code, param, dict(headers or {})
         if retry_after is not None:
@@ -63,7 +65,12 @@ class ApiError(MinigenError):
             return json.dumps({"error": self.message}).encode()
         if path.startswith(ANTHROPIC):
             other = ANTHROPICS_TYPES[500 if self.status >= 500 else 400]
-            named = {"type": ANTHROPICS_TYPES.get(self.status, other), "message": self.message}
+            named: dict[str, Any] = {
+                "type": ANTHROPICS_TYPES.get(self.status, other),
+                "message": self.message,
+            }
+            if self.details is not None:
+                named["details"] = dict(self.details)
             return json.dumps({"type": "error", "error": named}).encode()
         error = {
             "message": self.message,

@@ -98,6 +98,12 @@ def anthropic_router(host: ModelHost, check: Check) -> APIRouter:
     @router.post("", responses=MESSAGE)
     async def create(request: MessagesRequest) -> Reply:
         """Answer a conversation, as one message or as a stream of events."""
+        if request.thread is not None:
+            raise ApiError(
+                "minigen stores no threads: leave thread out, and send the whole conversation.",
+                param="thread",
+                details=_NO_THREADS,
+            )
 
         def read(served: Served) -> ReadRequest:
             answer, turn = message_answer(served.llm, request)
@@ -114,6 +120,10 @@ def anthropic_router(host: ModelHost, check: Check) -> APIRouter:
         return {"input_tokens": len(turn.prompt_ids)}
 
     return router
+
+
+# Anthropic's client reads these, and then sends the whole conversation by itself.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def message_answer(llm: LLM, request: MessagesRequest) -> tuple[RequestState, ChatTurn]:

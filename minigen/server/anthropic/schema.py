@@ -282,6 +282,10 @@ class MessagesRequest(AnthropicRequest):
     )
 
     metadata: Annotated[Any, Ignored("object")] = None
+    thread: dict[str, Any] | None = Field(
+        None, description="Refused in the way that makes clients send the whole conversation."
+    )
+
     service_tier: Annotated[Any, OnlyDefault("auto", "standard_only")] = None
     container: Annotated[Any, OnlyDefault()] = None
     diagnostics: Annotated[Any, OnlyDefault()] = None
