@@ -265,6 +265,21 @@ def test_other_cells_help_and_do_not_harm(tmp_path: Path) -> None:
     assert found["22_paged"][0].earned == 5, found["22_paged"][0]
 
 
+def test_answers_that_never_end_use_up_the_time_of_their_submission(tmp_path: Path) -> None:
+    names = ("slots_of", "decode_slots", "attend_by_block")
+    path = tmp_path / "mine.py"
+    cells = (f"# exercise: {name}\ndef {name}(*a, **k):\n    while True: pass" for name in names)
+    path.write_text("\n\n# %%\n".join(cells), encoding="utf-8")
+    limits = Limits(seconds=1.0, submission_seconds=2.0)
+    found = in_a_worker(grade_one, Submission("me", (path,)), assigned_in(["22"]), limits)
+    whys = {grade.name: grade.why for grade in found["22_paged"]}
+    assert all(whys[name].startswith("did not finish within 1 s") for name in names[:2]), whys
+    assert whys[names[2]] == (
+        "was not run: the answers to slots_of, decode_slots were stopped, and have used the 2 s of "
+        "a submission"
+    )
+
+
 def in_a_worker(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a call returns in a fresh process: pytest's own has threads, and forks badly."""
     with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (assigned_in(["22"]),)) as pool:

@@ -65,13 +65,25 @@ THROUGH = set(  # modules of Python that do what their caller asks for
 FILES = {"open", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.listdir", "shutil.rmtree"}
 
 
+OUT_OF_TIME = "did not finish within"  # how the reason begins
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may use: processor seconds, bytes of memory beyond ours, bytes of a file."""
+    """What one answer may use: processor seconds, bytes of memory beyond ours, bytes of a file.
+
+    `submission_seconds` is what the answers of one submission that were stopped may use together;
+    answers after that are not run.
+    """
 
     seconds: float = 10.0
     memory: int = 2 << 30
     file: int = 10 << 20
+    submission_seconds: float = 60.0
+
+    def has_time(self, num_stopped: int) -> bool:
+        """Return whether another answer may run after so many were stopped."""
+        return num_stopped == 0 or (num_stopped + 1) * self.seconds <= self.submission_seconds
 
 
 @dataclass(frozen=True)
@@ -427,13 +439,13 @@ def _watch(box: int, limits: Limits) -> str:
         if ended:
             code = os.waitstatus_to_exitcode(status)
             if code == (-signal.SIGXCPU & 0xFF) or code == (-signal.SIGKILL & 0xFF):
-                why = why or f"did not finish within {limits.seconds:g} s of computing"
+                why = why or f"{OUT_OF_TIME} {limits.seconds:g} s of computing"
             return why
         now = _cpu_seconds(box)
         if now > used + 0.01 * (time.monotonic() - used_since):
             used, used_since = now, time.monotonic()
         if used > limits.seconds or time.monotonic() - used_since > limits.seconds:
-            why = f"did not finish within {limits.seconds:g} s; is there a loop that never ends?"
+            why = f"{OUT_OF_TIME} {limits.seconds:g} s; is there a loop that never ends?"
             _end(box)
         time.sleep(0.02)
 

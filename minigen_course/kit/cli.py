@@ -72,6 +72,13 @@ def grade(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Processor time that one answer may take.")
     ] = 10.0,
+    submission_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Time that a submission's stopped answers may take together.",
+        ),
+    ] = 60.0,
     memory: Annotated[
         float, typer.Option(min=0.1, help="Memory in GB that one answer may take.")
     ] = 2.0,
@@ -140,7 +147,7 @@ def grade(
     assigned, skipped = (
         (named(all_of, assignment), []) if assignment else handed_in(all_of, submissions)
     )
-    limits = Limits(seconds, int(memory * 1e9))
+    limits = Limits(seconds, int(memory * 1e9), submission_seconds=submission_seconds)
     print(f"{len(submissions)} submissions; each answer: {isolation()}.", file=sys.stderr)
     print(f"Assignments: {', '.join(each.name for each in assigned)}.", file=sys.stderr)
     if skipped:

@@ -23,7 +23,7 @@ from minigen_course.grading.question import Question, questions, value_in
 from minigen_course.grading.varied import varied_of
 from minigen_course.handout.answers import cells_of
 from minigen_course.kit import engine_run
-from minigen_course.kit.box import Limits, Outcome, judge_in_box
+from minigen_course.kit.box import OUT_OF_TIME, Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Candidate, Submission, candidates
 from minigen_course.kit.screen import screened
 from minigen_course.kit.tasks import Assigned, Task, tasks_of
@@ -148,8 +148,9 @@ def grade_one(
 ) -> Found:
     """Grade one submission in this process, which forks a box for each answer."""
     found = {}
+    stopped: list[str] = []  # the tasks whose answers were stopped
     for assigned in assignments:
-        grades = [_best(submission, task, limits) for task in tasks_of(assigned, seed)]
+        grades = [_best(submission, task, limits, stopped) for task in tasks_of(assigned, seed)]
         if seed is not None and not assigned.is_hunt:
             grades += [
                 _answer(submission, assigned.chapter, name, question, seed)
@@ -159,16 +160,18 @@ def grade_one(
     return found
 
 
-def _best(submission: Submission, task: Task, limits: Limits) -> Grade:
+def _best(submission: Submission, task: Task, limits: Limits, stopped: list[str]) -> Grade:
     """Return the grade of the best answer to a task in a submission."""
     graded = [
-        _grade(each, task, limits) for each in candidates(submission.files, task.mark, task.defined)
+        _grade(each, task, limits, stopped)
+        for each in candidates(submission.files, task.mark, task.defined)
     ]
     nothing = Grade(task.chapter, task.name, task.points, 0.0, len(task.checks), 0, (), "no answer")
     return max(graded, key=lambda each: each.earned, default=nothing)
 
 
-def _grade(candidate: Candidate, task: Task, limits: Limits) -> Grade:
+def _grade(candidate: Candidate, task: Task, limits: Limits, stopped: list[str]) -> Grade:
+    """Return the grade of one answer; add it to `stopped` if it runs out of time."""
     made = partial(Grade, task.chapter, task.name, task.points)
     try:
         findings = screened(candidate.own, task.dotted, task.stub_imports)
@@ -179,9 +182,17 @@ def _grade(candidate: Candidate, task: Task, limits: Limits) -> Grade:
     barred = next((each for each in findings if each.barred), None)
     if barred:
         return made(0.0, len(task.checks), 0, (), barred.what, notes, candidate.own)
+    if not limits.has_time(len(stopped)):
+        why = (
+            f"was not run: the answers to {', '.join(stopped)} were stopped, and have used the "
+            f"{limits.submission_seconds:g} s of a submission"
+        )
+        return made(0.0, len(task.checks), 0, (), why, notes, candidate.own)
     visible = (task.chapter, task.name) in engine_run.VISIBLE and not task.in_order
     watch = partial(engine_run.watch, task.chapter, task.name) if visible else None
     outcome = judge_in_box(candidate.cells, task.take, task.checks, task.dotted, limits, watch)
+    if outcome.ended.startswith(OUT_OF_TIME):
+        stopped.append(task.name)
     earned, why = _marks(outcome, task)
     failed = tuple(
         f"check {number} of {outcome.num_checks} {outcome.failed[number]}"
