@@ -275,7 +275,8 @@ def test_ollamas_defaults_are_its_own(llm: LLM) -> None:
         request = GenerateRequest.model_validate(
             {"model": "tiny", "prompt": "a", "options": options}
         )
-        return generate_answers(llm, request)[0].sequence.params
+        answers, _ = generate_answers(llm, request)
+        return answers[0].sequence.params
 
     usual = params_of()
     assert (usual.temperature, usual.top_k, usual.top_p) == (0.8, 40, 0.9)

@@ -47,6 +47,7 @@ def test_undeclared_properties_are_left_out_at_every_depth(
         {"allOf": [INNER, {"properties": {"c": {}}, "required": ["c"]}]},
         {**INNER, "anyOf": [{"required": ["c"]}, {"properties": {"d": {}}}]},
         {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {"c": {}}}], "$defs": {"x": INNER}},
+        {"oneOf": [INNER, {"properties": {"b": {}, "c": {}}, "required": ["b", "c"]}]},
         {"type": "object"},
         {"enum": [{"properties": {}}]},
     ],

@@ -366,3 +366,30 @@ def test_the_process_for_trials_ends_with_its_owner() -> None:
     del trial
     gc.collect()
     assert process.poll() is not None
+
+
+def test_a_reference_into_a_value_is_refused() -> None:
+    inner = {"type": "object", "minProperties": 3}
+    schema = {"properties": {"a": {"$ref": "#/properties/b/default"}, "b": {"default": inner}}}
+    with pytest.raises(ValueError, match="points into a value"):
+        enforceable(schema)
+    named = {"properties": {"a": {"$ref": "#/$defs/default"}}, "$defs": {"default": INTEGER}}
+    assert enforceable(named) == named
+
+
+def test_what_is_no_list_of_schemas_is_refused() -> None:
+    with pytest.raises(ValueError, match="allOf"):
+        enforceable({"properties": {"a": {"format": "time", "allOf": 5}}})
+
+
+def test_a_chain_of_references_that_needs_a_deep_stack_is_refused(
+    backend: LLGuidanceBackend,
+) -> None:
+    links: dict[str, Any] = {
+        f"n{i}": {"type": "array", "items": {"$ref": f"#/$defs/n{i + 1}"}, "minItems": 1}
+        for i in range(600)
+    }
+    schema = {"$ref": "#/$defs/n0", "$defs": {**links, "n600": INTEGER}}
+    for _ in range(2):  # the second time without a trial
+        with pytest.raises(ParamsError, match="cannot be used"):
+            compiled(backend, schema)

@@ -360,3 +360,31 @@ def test_tools_that_nothing_forces_cost_no_grammar() -> None:
     tool = Tool(name=CALLED, parameters=SIZE)
     for use in (ToolUse((tool,)), ToolUse((tool,), ToolChoice("none")), ToolUse()):
         assert form_of_answer(use, HERMES, None, "none", lambda text: None) is None
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_keywords_that_cannot_be_enforced_are_refused_for_strict_tools_only(
+    backend: LLGuidanceBackend, strict: bool
+) -> None:
+    properties = {"a": {"type": "integer", "not": {"const": 3}}, "b": {"uniqueItems": True}}
+    tool = Tool(name=CALLED, parameters={"properties": properties}, strict=strict)
+    use = ToolUse((tool,), ToolChoice("required"))
+    form = form_of_answer(use, HERMES, None, "none", lambda text: None)
+    if strict:
+        with pytest.raises(ParamsError):
+            accepts(backend, form, "")
+    else:
+        assert accepts(backend, form, written(HERMES, (CALLED, '{"a": 3}')))
+
+
+def test_an_answer_that_ends_within_a_call_says_so() -> None:
+    parser = AnswerParser(HERMES, NAMES)
+    parser.push('<tool_call>\n{"name": "add", "arguments": {"city": "')
+    assert parser.is_within_call
+    parser.push('x"}}</tool_call>')
+    assert not parser.is_within_call
+
+
+def test_an_empty_list_of_calls_is_no_list_of_calls() -> None:
+    (message,) = for_template([{"role": "assistant", "content": "Hi", "tool_calls": []}])
+    assert "tool_calls" not in message

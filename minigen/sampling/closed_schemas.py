@@ -15,7 +15,7 @@ _OPEN = {
     *("minProperties", "propertyNames"),
 }
 _NAMED = ("properties", "$defs", "definitions")
-_LISTED = ("anyOf", "oneOf", "prefixItems")
+_LISTED = ("anyOf", "prefixItems")
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     declared = [each for each in _all(schema) if "properties" in each]
     together = any(_TOGETHER & each.keys() for each in declared)
-    if together or any({"allOf", "if", "not"} & each.keys() for each in _all(schema)):
+    if together or any({"allOf", "if", "not", "oneOf"} & each.keys() for each in _all(schema)):
         return dict(schema)
     return _closed(schema)
 

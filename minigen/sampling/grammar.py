@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from minigen.errors import GrammarError
+from minigen.errors import GrammarError, ParamsError
 from minigen.sampling.grammar_compiler import GrammarCompiler, Vocabulary, first_line
 from minigen.sampling.grammar_trial import GrammarTrial
 from minigen.sampling.processors import Logits, LogitsProcessor, TokenMatcher
@@ -88,7 +88,8 @@ class LLGuidanceBackend:
         self._trial = GrammarTrial(vocabulary)
         self.vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[str, ...], Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._refused: OrderedDict[tuple[str, ...], str] = OrderedDict()  # with the reason
+        self._table, self._compiling = threading.Lock(), threading.Lock()
 
     def compile(self, params: StructuredOutputsParams) -> "LLGuidanceMatcher":
         """Return a matcher at the start of a grammar. Raises `ParamsError` if it cannot be used.
@@ -96,18 +97,48 @@ class LLGuidanceBackend:
         One grammar is compiled at a time, so that clients cannot keep all cores busy with this.
         """
         key = (params.kind, params.source, params.blanks or "", str(params.strict))
-        with self._lock:
-            matcher = self._compiled.pop(key, None)
-            if matcher is None:
-                self._trial.check(params)
-                matcher = self._compiler.compile(params)
+        found = self._known(key)
+        if found is None:
+            with self._compiling:
+                found = self._known(key) or self._new(key, params)
+        return LLGuidanceMatcher(found, self.vocab_size)
+
+    def _known(self, key: tuple[str, ...]) -> Any | None:
+        """Return a copy of the matcher in the cache; raise `ParamsError` for a form refused before.
+
+        It waits for no compilation.
+        """
+        with self._table:
+            if key in self._refused:
+                raise ParamsError(self._refused[key])
+            if key not in self._compiled:
+                return None
+            self._compiled.move_to_end(key)
+            return self._compiled[key].deep_copy()
+
+    def _new(self, key: tuple[str, ...], params: StructuredOutputsParams) -> Any:
+        """Try a form out, compile it, and remember what came of it; return a copy."""
+        try:
+            self._trial.check(params)
+            matcher = self._compiler.compile(params)
+        except ParamsError as error:
+            with self._table:
+                self._refused[key] = str(error)
+                _trim(self._refused)
+            raise
+        with self._table:
             self._compiled[key] = matcher
-            while (
-                len(self._compiled) > MOST_CACHED
-                or sum(len(source) for _, source, *_ in self._compiled) > MOST_CACHED_CHARACTERS
-            ):
-                self._compiled.popitem(last=False)
-            return LLGuidanceMatcher(matcher.deep_copy(), self.vocab_size)
+            _trim(self._compiled)
+            return matcher.deep_copy()
+
+
+def _trim(cache: OrderedDict[tuple[str, ...], Any]) -> None:
+    """Remove the oldest entries of a cache that is too large."""
+    while (
+        len(cache) > MOST_CACHED
+        or sum(len(source) for _, source, *_ in cache) > MOST_CACHED_CHARACTERS
+    ):
+        cache.popitem(last=False)
 
 
 class LLGuidanceMatcher:

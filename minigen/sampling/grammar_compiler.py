@@ -19,6 +19,8 @@ from minigen.sampling.structured_outputs import StructuredOutputsParams
 
 _QUOTED = re.compile(r"\s*\d+ \|")
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+# The library recurses deeply into some forms; what fits into this stack fits into any thread's.
+TRIAL_STACK = 2**20
 TRIED_STEPS = 3  # the limits of some grammars are only met after the first tokens
 # Without \u, each text has one spelling, so no property is written twice: "a" and "\u0061".
 ESCAPES = 'nrbtf\\"'
@@ -163,6 +165,11 @@ def _run() -> None:
         os._exit(0)  # the parent has ended; a form that takes for ever must not go on
 
     threading.Thread(target=read, daemon=True).start()
+    threading.stack_size(TRIAL_STACK)
+    threading.Thread(target=_answer_all, args=(compiler, requests)).start()
+
+
+def _answer_all(compiler: GrammarCompiler, requests: "queue.SimpleQueue[str]") -> None:
     answer = ""
     while True:
         sys.stdout.write(json.dumps(answer) + "\n")  # the first one says that this has started

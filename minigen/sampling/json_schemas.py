@@ -7,6 +7,7 @@ patterns; RFC 3339, for times; llguidance's docs/json_schema.md.
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from minigen.sampling.structured_outputs import NAMED, VALUES
 
@@ -45,7 +46,10 @@ def _rewritten(schema: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("pattern"), str):
         found["pattern"] = ecma_pattern(found["pattern"])
     if found.get("format") in ("time", "date-time"):
-        found["allOf"] = [*found.get("allOf", []), {"pattern": _NO_LEAP}]
+        others = found.get("allOf", [])
+        if not isinstance(others, list):
+            raise _refused("allOf", "must be a list of schemas")
+        found["allOf"] = [*others, {"pattern": _NO_LEAP}]
     return found
 
 
@@ -87,6 +91,9 @@ def _idle(schema: Mapping[str, Any]) -> set[str]:
 
 def _check(schema: Mapping[str, Any]) -> None:
     """Refuse what llguidance would accept and not enforce."""
+    target = schema.get("$ref")
+    if isinstance(target, str) and _is_in_a_value(unquote(target)):
+        raise _refused("$ref", f"points into a value, and not to a schema: {target[:100]!r}")
     for keyword in _BOUNDS:
         value = schema.get(keyword)
         if isinstance(value, int) and abs(value) > LARGEST and not _is_of_64_bits(keyword, value):
@@ -98,6 +105,16 @@ def _check(schema: Mapping[str, Any]) -> None:
     are_usual = isinstance(least, int | float) and isinstance(required, list)
     if are_usual and least - len(set(map(str, required))) > 1:
         raise _refused("minProperties", "cannot be enforced, because names may be repeated")
+
+
+def _is_in_a_value(target: str) -> bool:
+    """Return whether a reference leads into an `enum`, a `default` or the like."""
+    before = ""
+    for each in target.split("/")[1:]:
+        if before not in NAMED and each in VALUES:
+            return True
+        before = "" if before in NAMED else each  # a name may be any word
+    return False
 
 
 def _is_of_64_bits(keyword: str, value: int) -> bool:
@@ -132,7 +149,7 @@ def ecma_pattern(pattern: str) -> str:
     >>> print(ecma_pattern(r"^[[a-c]\d[x\d]$"))
     ^[\[a-c][0-9][x0-9]$
     """
-    found, inside, position = "", False, 0
+    pieces, inside, position = [""], False, 0
     while position < len(pattern):
         each = pattern[position]
         width = 1
@@ -147,7 +164,7 @@ def ecma_pattern(pattern: str) -> str:
             if each in "[&~":
                 each = f"\\{each}"
             elif pattern[position : position + 2] == "--":  # the end of a range, or its beginning
-                is_first = found.endswith(("[", "[^")) and not found.endswith("\\[")
+                is_first = pieces[-1] in ("[", "[^")
                 each, width = ("\\-", 1) if is_first else ("-\\-", 2)
         elif each == "[":
             inside = True
@@ -155,5 +172,6 @@ def ecma_pattern(pattern: str) -> str:
                 each, width = "[^", 2
         elif each == ".":
             each = r"[^\n\r\x{2028}\x{2029}]"
-        found, position = found + each, position + width
-    return found
+        pieces.append(each)
+        position += width
+    return "".join(pieces)

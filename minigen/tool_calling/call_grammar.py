@@ -118,13 +118,16 @@ class _Rules:
     def _of_tool(self, i: int, tool: Tool) -> list[str]:
         style = self.style
         before = self._texts(style.before_name, tool.name, style.before_arguments)
+        options: dict[str, Any] = {**_SEPARATORS, "json_allowed_escapes": ESCAPES}
+        schema = closed(tool.parameters)
         try:
-            schema = enforceable(closed(tool.parameters))
-        except ValueError as error:
-            raise ParamsError(
-                f"The schema of tool {tool.name!r} cannot be used: {error}."
-            ) from None
-        options = {**_SEPARATORS, "json_allowed_escapes": ESCAPES}
+            schema = enforceable(schema)
+        except (ValueError, RecursionError) as error:
+            if tool.strict:
+                why = f"The schema of tool {tool.name!r} cannot be used: {error}."
+                raise ParamsError(why) from None
+        if not tool.strict:  # what cannot be enforced is left out, since clients send any schema
+            options |= {"lenient": True, "coerce_one_of": True}
         return [
             f"call_{i}: {before} arguments_{i} {_quoted(style.after_arguments)}".rstrip(),
             f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': options})}",
@@ -149,7 +152,7 @@ def _quoted(text: str) -> str:
 def _with_blanks(own: StructuredOutputsParams) -> str:
     try:
         schema = enforceable(json.loads(own.source))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParamsError(f"structured_outputs.{own.kind} cannot be used: {error}.") from None
     options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
     if own.blanks is None:

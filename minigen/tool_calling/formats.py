@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _JSON_HEAD = re.compile(
-    r'\s*\[?\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*+\[?+\s*+\{\s*+"name"\s*+:\s*+"(?P<name>[^"\\]*+)"\s*+,'
+    r'\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
 )
-_NAME_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAME_HEAD = re.compile(r"\s*+(?P<name>[\w.-]++)(?:\[CALL_ID\]\w*+)?(?:\[ARGS\])?\s*+(?=\{)")
 
 
 @dataclass(frozen=True)

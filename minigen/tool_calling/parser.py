@@ -16,7 +16,7 @@ from minigen.tool_calling.tools import ToolCall
 THINK, END_OF_THINK = "<think>", "</think>"
 MOST_HEAD = 4096  # characters of a call before its arguments, or of a call in another order
 _MARKS = re.compile(r'["\\{}\[\]]')
-_FIRST_KEY = re.compile(r'\s*\[?\s*\{\s*"(?P<key>[^"\\]*)"')
+_FIRST_KEY = re.compile(r'\s*+\[?+\s*+\{\s*+"(?P<key>[^"\\]*+)"')
 _KEYS = {"name", "arguments", "parameters", "id", "type", "function"}
 
 Reasoning = Literal["none", "may begin", "has begun"]
@@ -106,6 +106,11 @@ class AnswerParser:
         if self._blanks and not self._num_calls:
             parts.append(Part("content", self._blanks))
         return parts
+
+    @property
+    def is_within_call(self) -> bool:
+        """Whether what came so far ends within a call's arguments."""
+        return self._step == self._arguments
 
     def _before_thinking(self, parts: list[Part]) -> bool:
         begun = self._rest.lstrip()
@@ -254,7 +259,7 @@ def _may_be_call(begun: str, style: ToolFormat) -> bool:
     if len(begun) >= MOST_HEAD:
         return False
     if style.names_come_bare:
-        return re.fullmatch(r"\s*[\w.-]*(\[[\w\]\[]*)?\s*", begun) is not None
+        return re.fullmatch(r"\s*+[\w.-]*+(\[[\w\]\[]*+)?\s*+", begun) is not None
     start = begun.strip(" \t\r\n[")
     key = _FIRST_KEY.match(begun)
     if key is not None:

@@ -32,7 +32,9 @@ def for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for message in messages:
         own = {**message, "content": message.get("content") or ""}
-        if message.get("tool_calls"):
+        if not own.get("tool_calls"):
+            own.pop("tool_calls", None)  # some templates only ask whether the key is there
+        else:
             own["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
         if message.get("role") == "tool" and message.get("tool_call_id") in names:
@@ -51,18 +53,21 @@ def for_plain_template(
     arguments are not a JSON object.
     """
     found: list[dict[str, Any]] = []
-    before = None
+    results: list[str] = []  # that no message has yet
     for message in messages:
         role = message.get("role")
         if role == "tool":
-            result = f"<tool_response>\n{_text_of(message.get('content'))}\n</tool_response>"
-            if before == "tool":
-                found[-1]["content"] += f"\n{result}"
-            else:
-                found.append({"role": "user", "content": result})
-        elif role == "user" and before == "tool" and isinstance(message.get("content"), str):
-            found[-1]["content"] += f"\n{message['content']}"
-        elif message.get("tool_calls"):
+            text = _text_of(message.get("content"))
+            results.append(f"<tool_response>\n{text}\n</tool_response>")
+            continue
+        if results:
+            joins = role == "user" and isinstance(message.get("content"), str)
+            more = [message["content"]] if joins else []
+            found.append({"role": "user", "content": "\n".join([*results, *more])})
+            results = []
+            if joins:
+                continue
+        if message.get("tool_calls"):
             calls = [_written(call) for call in message["tool_calls"]]
             text = _text_of(message.get("content"))
             found.append(
@@ -70,7 +75,8 @@ def for_plain_template(
             )
         else:
             found.append({**message, "content": message.get("content") or ""})
-        before = role
+    if results:
+        found.append({"role": "user", "content": "\n".join(results)})
     return _with_introduction(found, tools, must_call) if tools else found
 
 

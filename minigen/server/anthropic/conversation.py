@@ -4,6 +4,7 @@ Source: Anthropic's guide to tool use, for the order of results and texts.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import groupby
@@ -73,15 +74,15 @@ def _check_results(
     calls: SequenceOf[str], results: SequenceOf[ToolResultBlock], blocks: SequenceOf[Block]
 ) -> None:
     """Raise `ApiError` unless each call of the turn before has one result, before all text."""
-    answered = [each.tool_use_id for each in results]
-    for tool_use_id in answered:
-        if tool_use_id not in calls:
+    answered, made = Counter(each.tool_use_id for each in results), set(calls)
+    for tool_use_id, count in answered.items():
+        if tool_use_id not in made:
             raise ApiError(
                 f"messages: the tool_result of {tool_use_id[:100]!r} answers no tool_use of the "
                 "message before.",
                 param="messages",
             )
-        if answered.count(tool_use_id) > 1:
+        if count > 1:
             raise ApiError(
                 f"messages: {tool_use_id[:100]!r} has two tool_results; each tool_use has one.",
                 param="messages",

@@ -150,10 +150,22 @@ def blocks_of(parts: Iterable[Part]) -> list[dict[str, Any]]:
     for block, pieces in zip(blocks, texts, strict=True):
         text = "".join(pieces)
         if block["type"] == "tool_use":
-            block["input"] = from_json(text or "{}", allow_partial=True)
+            block["input"] = _members(text)
         else:
             block[block["type"]] = text
     return blocks
+
+
+def _members(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object, as far as they had come."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            found = from_json(text or "{}", allow_partial=True)
+        except ValueError:  # cut off, and nested deeper than the library reads
+            return {}
+    return found
 
 
 def stop_sequence_of(answer: RequestState, tokenizer: Tokenizer) -> str | None:

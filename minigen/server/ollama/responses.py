@@ -145,7 +145,7 @@ def _called(place: int, call: ToolCall) -> dict[str, Any] | None:
     """Return a call in Ollama's form; None if it was cut off within its arguments."""
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {
         "id": call.id,

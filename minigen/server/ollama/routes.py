@@ -47,6 +47,8 @@ from minigen.server.ollama.schema import (
 from minigen.server.openai.routes import Check
 from minigen.server.openai.tool_fields import tools_of
 from minigen.server.replies import ReadRequest, Reply
+from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tool_calling.parser import END_OF_THINK
 from minigen.tool_calling.tools import ToolUse
 
 LATEST = ":latest"
@@ -276,7 +278,8 @@ def generate_answers(llm: LLM, request: GenerateRequest) -> tuple[list[RequestSt
         raise ApiError("system needs a chat template, which raw turns off.", param="system")
     if not request.raw and (llm.chat_template is not None or request.system):
         system = [{"role": "system", "content": request.system}] if request.system else []
-        turn = chat_turn(llm, [*system, {"role": "user", "content": prompt}], form=form)
+        thinks = _thinking(llm.chat_template, request.think)
+        turn = chat_turn(llm, [*system, {"role": "user", "content": prompt}], form=form, **thinks)
     else:
         turn = ChatTurn(llm.tokenizer.encode(prompt), {"structured_outputs": form}, None)
     return _answers(llm, turn, request)
@@ -285,13 +288,24 @@ def generate_answers(llm: LLM, request: GenerateRequest) -> tuple[list[RequestSt
 def chat_answers(llm: LLM, request: OllamaChatRequest) -> tuple[list[RequestState], ChatTurn]:
     """Create the state of the answer to a conversation; see `generate_answers`."""
     messages = [_plain(message) for message in request.messages or ()]
-    thinks = {} if request.think is None else {"enable_thinking": False}
+    thinks = _thinking(llm.chat_template, request.think)
     form = form_of_ollama(request.format)
     try:
         use = ToolUse(tools_of(request.tools))
     except ParamsError as error:
         raise ApiError(str(error), param="tools") from error
     return _answers(llm, chat_turn(llm, messages, use, form, **thinks), request)
+
+
+def _thinking(template: ChatTemplate | None, wanted: bool | None) -> dict[str, Any]:
+    """Return the variable for the chat template. Raises `ApiError` if the model cannot reason."""
+    if wanted and (template is None or END_OF_THINK not in template.source):
+        raise ApiError(
+            "think: true needs a model whose chat template reasons; leave think out.",
+            param="think",
+        )
+    can_turn = template is not None and "enable_thinking" in template.settable_names
+    return {"enable_thinking": wanted} if can_turn and wanted is not None else {}
 
 
 def _answers(
@@ -349,6 +363,8 @@ def _plain(message: OllamaMessage) -> dict[str, Any]:
         plain["reasoning_content"] = message.thinking
     if message.tool_name is not None:
         plain["name"] = message.tool_name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         calls = [(call.id or "", call.function) for call in message.tool_calls]
         plain["tool_calls"] = [

@@ -104,7 +104,9 @@ class OllamaRequest(Strict):
     format: str | dict[str, Any] | None = Field(
         None, description='The form of the answer: "json", or a JSON schema; free if absent.'
     )
-    think: Annotated[Any, OnlyDefault(False)] = None
+    think: bool | None = Field(
+        None, description="Whether a model that reasons does so; as its template says if absent."
+    )
     truncate: Annotated[Any, OnlyDefault(False)] = None
     shift: Annotated[Any, OnlyDefault(False)] = None
 

@@ -231,13 +231,15 @@ class ChatResponseWriter:
         text, reason = answer.choice.text, answer.choice.finish_reason
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self._new_parser is not None:
-            parsed = parse(self._new_parser(), text, reason == "length")
+            parser = self._new_parser()
+            parsed = parse(parser, text, reason == "length" or answer.stops.stopped)
             message["content"] = parsed.content or (None if parsed.calls else "")
             if parsed.reasoning:
                 message["reasoning_content"] = parsed.reasoning
             if parsed.calls:
                 message["tool_calls"] = [_call(each) for each in parsed.calls]
-                reason = "tool_calls" if reason == "stop" else reason
+                if reason == "stop" and not parser.is_within_call:
+                    reason = "tool_calls"
         return {"message": message, "finish_reason": reason}
 
     def _parts(self, delta: TokenDelta, logprobs: str) -> bytes:
@@ -245,7 +247,8 @@ class ChatResponseWriter:
         parser, ended = self._parsers[delta.choice], delta.finish_reason
         parts = parser.push(delta.text)
         if ended is not None:
-            parts += parser.finish(ended == "length")
+            stopped = self._answers[delta.choice].stops.stopped
+            parts += parser.finish(ended == "length" or stopped)
         deltas = [_delta_of(part) for part in parts]
         if not deltas and logprobs != "null":
             deltas = ["{}"]
@@ -255,7 +258,8 @@ class ChatResponseWriter:
         ]
         self._called |= {delta.choice for part in parts if part.kind == "call"}
         if ended is not None:
-            reason = "tool_calls" if ended == "stop" and delta.choice in self._called else ended
+            called = delta.choice in self._called and not parser.is_within_call
+            reason = "tool_calls" if ended == "stop" and called else ended
             chunks.append(self._chunk(delta.choice, "{}", finish=f'"{reason}"'))
         return b"".join(chunks)
 

@@ -27,8 +27,8 @@ class FunctionTool(Strict):
     )
     strict: bool | None = Field(
         None,
-        description="Arguments are valid by the schema even if tool_choice is auto. If absent, "
-        "true where all keywords of the schema are known.",
+        description="Arguments are valid by the schema even if tool_choice is auto; false if "
+        "absent.",
     )
 
 
@@ -84,20 +84,11 @@ class Tooled(Strict):
 
 
 def _tool(function: FunctionTool) -> Tool:
-    if function.strict is None:
-        try:
-            return _with_strict(function, strict=True)
-        except ParamsError:
-            return _with_strict(function, strict=False)
-    return _with_strict(function, function.strict)
-
-
-def _with_strict(function: FunctionTool, strict: bool) -> Tool:
     return Tool(
         name=function.name,
         description=function.description or "",
         parameters=NO_PARAMETERS if function.parameters is None else function.parameters,
-        strict=strict,
+        strict=bool(function.strict),
     )
 
 
