@@ -1,6 +1,6 @@
 """Grammars by the llguidance library: an Earley parser over lexemes that are regex derivatives.
 
-A grammar is compiled once and cached; each answer follows a copy of it. A mask takes some
+A grammar is compiled once and cached; each answer follows a copy of it. A mask takes tens of
 microseconds. Sources: llguidance's docs/json_schema.md and docs/syntax.md; Earley 1970; Brzozowski
 1964, for derivatives.
 """

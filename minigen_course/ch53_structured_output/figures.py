@@ -122,7 +122,7 @@ def token_trie(spellings: Mapping[int, bytes], automaton: Automaton, state: int)
 
     A box is a node in which a token ends: its token is allowed if the box is blue.
     """
-    nodes: list[tuple[float, float, bytes, bool, bool]] = []
+    nodes: list[tuple[float, float, float, bytes, bool, bool]] = []
     edges: list[tuple[float, float, float, float, str, bool]] = []
     rows = 0
 
@@ -138,7 +138,8 @@ def token_trie(spellings: Mapping[int, bytes], automaton: Automaton, state: int)
         y = sum(each for each, _, _ in below) / len(below) if below else float(-rows)
         x = float(len(seen))
         edges.extend((x, y, x + 1, each, name, live) for each, name, live in below)
-        nodes.append((x, y, seen, alive is not None, bool(node.token_ids)))
+        rise = max([0.0, *(each - y for each, _, _ in below)])  # of the highest edge
+        nodes.append((x, y, rise, seen, alive is not None, bool(node.token_ids)))
         return y
 
     place(trie_of(spellings), b"", state)
@@ -156,13 +157,13 @@ def token_trie(spellings: Mapping[int, bytes], automaton: Automaton, state: int)
             color=BLUE if live else QUIET,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )
-    for x, y, seen, alive, is_token in nodes:
+    for x, y, rise, seen, alive, is_token in nodes:
         colour = BLUE if alive else FAINT
         axes.plot(x, y, "s" if is_token else "o", color=colour, markersize=9 if is_token else 4)
         if is_token:
             axes.text(
                 x + 0.12,
-                y + 0.08,
+                y + 0.08 + rise * (0.12 + 0.09 * len(seen)),  # clear of the edge below its end
                 printable([seen.decode(errors="replace")])[0],
                 fontsize=9,
                 color=INK if alive else QUIET,
@@ -218,7 +219,7 @@ def retry_curves(found: Tries, shares: Sequence[float] = (0.9, 0.5, 0.2, 0.05)) 
     rounds = range(len(found.missing))
     for share in shares:
         axes.plot(
-            rounds, [100 * (1 - share) ** each for each in rounds], color=FAINT, linewidth=1.6
+            rounds, [100 * (1 - share) ** each for each in rounds], color=QUIET, linewidth=1.2
         )
         axes.text(
             len(found.missing) - 0.95,

@@ -125,16 +125,20 @@ class Tries:
 
 def retried(llm: LLM, prompts: Sequence[Any], rounds: int, max_tokens: int) -> Tries:
     """Ask for each prompt, at temperature 0.5, until the answer validates or rounds are over."""
-    waiting, missing, tokens = list(prompts), [len(prompts)], 0
-    for seed in range(rounds):
-        params = SamplingParams(temperature=0.5, seed=seed, max_tokens=max_tokens)
-        answers = llm.generate(waiting, params, progress=False) if waiting else []
-        tokens += sum(len(each.token_ids) for each in answers)
-        waiting = [
-            prompt
-            for prompt, answer in zip(waiting, answers, strict=True)
-            if not validates(answer.text)
+    waiting, missing, tokens = dict(enumerate(prompts)), [len(prompts)], 0
+    for attempt in range(rounds):
+        params = [  # a seed of its own for each try, or equal prompts would repeat one another
+            SamplingParams(temperature=0.5, seed=rounds * place + attempt, max_tokens=max_tokens)
+            for place in waiting
         ]
+        asked = list(waiting.values())
+        answers = llm.generate(asked, params, progress=False) if waiting else []
+        tokens += sum(len(each.token_ids) for each in answers)
+        waiting = {
+            place: prompt
+            for (place, prompt), answer in zip(waiting.items(), answers, strict=True)
+            if not validates(answer.text)
+        }
         missing.append(len(waiting))
     return Tries(missing, tokens)
 
