@@ -263,7 +263,7 @@ def test_what_cannot_be_used_is_refused_by_name(
     "message",
     [
         {"role": "tool", "content": "x"},
-        {"role": "tool", "content": "x", "tool_call_id": "call_of_nobody"},
+        {"role": "tool", "content": "x", "tool_call_id": "call_of_no_message"},
         {"role": "user", "content": "x", "tool_call_id": "c"},
         {"role": "user", "content": None},
         {"role": "assistant"},
@@ -281,12 +281,12 @@ def test_ollamas_client_offers_tools_and_sends_results(url: str) -> None:
     free = client.chat("plain", MESSAGES, options={"num_predict": 1})
     offered = client.chat("plain", MESSAGES, tools=tools, options={"num_predict": 1})
     assert offered.prompt_eval_count > free.prompt_eval_count
-    told = [
+    turns = [
         *MESSAGES,
         {"role": "assistant", "tool_calls": [{"function": {"name": "set_size", "arguments": {}}}]},
         {"role": "tool", "tool_name": "set_size", "content": "done"},
     ]
-    again = client.chat("hermes", told, tools=tools, options={"num_predict": 2})
+    again = client.chat("hermes", turns, tools=tools, options={"num_predict": 2})
     assert again.done_reason == "length"
     client._client.close()
 

@@ -51,7 +51,7 @@ def test_a_watermark_is_found_with_its_key_alone(directory: Path) -> None:
     assert mark.z_score([5]) == 0
 
 
-def test_the_green_share_of_the_vocabulary_is_as_told() -> None:
+def test_the_green_share_of_the_vocabulary_is_as_given() -> None:
     for share in (0.25, 0.5, 0.75):
         mark = Watermark(key=3, share=share)
         found = [mark.green(before, np.arange(49_152)).mean() for before in range(5)]

@@ -394,7 +394,7 @@ def test_a_cut_off_call_is_a_block_and_the_reason_says_so(client: httpx.Client) 
 
 
 def test_reasoning_and_text_between_calls_are_blocks_of_their_own() -> None:
-    parser = AnswerParser(HERMES, {"time"}, "may begin")
+    parser = AnswerParser(HERMES, {"time"}, "possible")
     call = '<tool_call>\n{"name": "time", "arguments": {"utc": true}}\n</tool_call>'
     parts = [*parser.push(f"<think>Hm.</think>\n\nFirst {call} then {call}"), *parser.finish()]
     kinds = [(each["type"], each.get("text")) for each in blocks_of(parts)]

@@ -411,16 +411,16 @@ SCRIPTS: dict[str, tuple[str, str, Reasoning, list[str]]] = {
     "thought": (
         "<think>Look.</think>\n\nIt rains.",
         "stop",
-        "may begin",
+        "possible",
         ["reasoning", "message"],
     ),
     "thought and call": (
         f"<think>Look.</think>{ROME}",
         "stop",
-        "may begin",
+        "possible",
         ["reasoning", "function_call"],
     ),
-    "half a thought": ("<think>Look", "length", "may begin", ["reasoning"]),
+    "half a thought": ("<think>Look", "length", "possible", ["reasoning"]),
     "half a text": ("It ra", "length", "none", ["message"]),
     "half a call": (ROME[:-22], "length", "none", ["function_call"]),
     "head of a call": ("I look.<tool_call>\n{", "length", "none", ["message"]),
@@ -470,10 +470,10 @@ def test_the_deltas_of_an_item_add_up_to_what_it_is_in_the_end(served: Served, n
 
 
 def test_tokens_are_counted_as_reasoning_until_the_thought_ends(served: Served) -> None:
-    usage = Written(served, "<think>abc</think>de", "stop", "may begin").whole["usage"]
+    usage = Written(served, "<think>abc</think>de", "stop", "possible").whole["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": len("<think>abc")}
     assert usage["output_tokens"] == len("<think>abc</think>de") + 1
-    usage = Written(served, "<think>abc", "length", "may begin").whole["usage"]
+    usage = Written(served, "<think>abc", "length", "possible").whole["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": len("<think>abc")}
 
 

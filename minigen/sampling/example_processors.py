@@ -38,8 +38,8 @@ class Ban:
     def apply(self, logits: Logits, output_ids: SequenceOf[int]) -> Logits:
         """Forbid the tokens that would complete a banned sequence."""
         output = tuple(output_ids)
-        for *begun, last in self.sequences:
-            if output[len(output) - len(begun) :] == tuple(begun):
+        for *before, last in self.sequences:
+            if output[len(output) - len(before) :] == tuple(before):
                 logits[last] = -math.inf
         return logits
 

@@ -91,5 +91,5 @@ def _reasoning(llm: LLM, prompt_ids: SequenceOf[int]) -> Reasoning:
         return "none"
     end = llm.tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False).rstrip()
     if end.endswith(THINK):
-        return "has begun"
-    return "none" if end.endswith(END_OF_THINK) else "may begin"
+        return "open"
+    return "none" if end.endswith(END_OF_THINK) else "possible"

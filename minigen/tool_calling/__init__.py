@@ -1,1 +1,1 @@
-"""Tool calls: what a model is told of its tools, how it must answer, and how its answer is read."""
+"""Tool calls: how a model learns of its tools, how it must answer, and how its answer is read."""

@@ -22,13 +22,13 @@ MOST_CALLS = 8  # of one answer that is forced to call: a small model would go o
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _REASONING = {
     "none": "",
-    "may begin": r"(thought /\n{0,2}/)? ",
-    "has begun": r"thought /\n{0,2}/ ",
+    "possible": r"(thought /\n{0,2}/)? ",
+    "open": r"thought /\n{0,2}/ ",
 }
 _THOUGHTS = {
     "none": "",
-    "may begin": r"thought[lazy]: /\n?<think>(.|\n)*<\/think>/",
-    "has begun": r"thought[lazy]: /(.|\n)*<\/think>/",
+    "possible": r"thought[lazy]: /\n?<think>(.|\n)*<\/think>/",
+    "open": r"thought[lazy]: /(.|\n)*<\/think>/",
 }
 
 

@@ -19,7 +19,7 @@ _MARKS = re.compile(r'["\\{}\[\]]')
 _FIRST_KEY = re.compile(r'\s*+\[?+\s*+\{\s*+"(?P<key>[^"\\]*+)"')
 _KEYS = {"name", "arguments", "parameters", "id", "type", "function"}
 
-Reasoning = Literal["none", "may begin", "has begun"]
+Reasoning = Literal["none", "possible", "open"]
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class AnswerParser:
     ):
         self._style, self._names = style, names
         self._rest = ""  # what is not yet understood
-        self._begun = ""  # what the rest is part of, if it turns out to be no call
+        self._mark = ""  # what the rest is part of, if it turns out to be no call
         self._blanks = ""  # at the end of the text so far
         self._num_calls = 0
         self._depth, self._in_string, self._escaped = 0, False, False  # within arguments
         starts = {
             "none": self._at_start,
-            "may begin": self._before_thinking,
-            "has begun": self._thinking,
+            "possible": self._before_thinking,
+            "open": self._thinking,
         }
         self._step = starts[reasoning]
 
@@ -90,7 +90,7 @@ class AnswerParser:
         if cut_off and self._step == self._text and self._num_calls:
             self._rest = self._blanks = ""  # `_text` holds back nothing else
         while self._step == self._head:
-            if cut_off and (self._begun or self._num_calls):
+            if cut_off and (self._mark or self._num_calls):
                 self._rest = self._blanks = ""
                 break
             if not self._whole_call(self._rest, parts):
@@ -113,10 +113,10 @@ class AnswerParser:
         return self._step == self._arguments
 
     def _before_thinking(self, parts: list[Part]) -> bool:
-        begun = self._rest.lstrip()
-        if begun.startswith(THINK):
-            self._rest, self._step = begun.removeprefix(THINK), self._thinking
-        elif THINK.startswith(begun):
+        start = self._rest.lstrip()
+        if start.startswith(THINK):
+            self._rest, self._step = start.removeprefix(THINK), self._thinking
+        elif THINK.startswith(start):
             return False
         else:
             self._step = self._at_start
@@ -146,7 +146,7 @@ class AnswerParser:
             return True
         first = self._rest.lstrip()[:1]
         if first:
-            self._begun = ""
+            self._mark = ""
             self._step = self._head if first == "{" else self._text
         return bool(first)
 
@@ -157,7 +157,7 @@ class AnswerParser:
         self._say(text[: len(text) - held], parts)
         self._rest = rest if mark else text[len(text) - held :]
         if mark:
-            self._begun, self._step = mark, self._head
+            self._mark, self._step = mark, self._head
         return bool(mark)
 
     def _head(self, parts: list[Part]) -> bool:
@@ -179,7 +179,7 @@ class AnswerParser:
 
     def _give_up(self, parts: list[Part]) -> None:
         """Take the mark for text; what follows it may still have another."""
-        self._say(self._begun, parts)
+        self._say(self._mark, parts)
         self._step = self._text
 
     def _whole_call(self, text: str, parts: list[Part]) -> bool:
@@ -239,7 +239,7 @@ class AnswerParser:
         if not self._rest or (end.startswith(self._rest) and self._rest != end):
             return False
         if not end and self._rest[0] == "{":
-            self._begun, self._step = "", self._head
+            self._mark, self._step = "", self._head
         else:
             self._rest = self._rest.removeprefix(end) if end else self._rest
             self._step = self._text
@@ -254,14 +254,14 @@ class AnswerParser:
             parts.append(Part("content", kept))
 
 
-def _may_be_call(begun: str, style: ToolFormat) -> bool:
+def _may_be_call(text: str, style: ToolFormat) -> bool:
     """Return whether a text, in which no call's head was found, may still become a call."""
-    if len(begun) >= MOST_HEAD:
+    if len(text) >= MOST_HEAD:
         return False
     if style.names_come_bare:
-        return re.fullmatch(r"\s*+[\w.-]*+(\[[\w\]\[]*+)?\s*+", begun) is not None
-    start = begun.strip(" \t\r\n[")
-    key = _FIRST_KEY.match(begun)
+        return re.fullmatch(r"\s*+[\w.-]*+(\[[\w\]\[]*+)?\s*+", text) is not None
+    start = text.strip(" \t\r\n[")
+    key = _FIRST_KEY.match(text)
     if key is not None:
         return key["key"] in _KEYS
     return not start or (start[0] == "{" and start[1:].lstrip()[:1] in ("", '"'))
