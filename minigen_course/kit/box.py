@@ -82,7 +82,7 @@ class Limits:
     submission_seconds: float = 60.0
 
     def has_time(self, num_stopped: int) -> bool:
-        """Return whether another answer may run after so many were stopped."""
+        """Return whether another answer may run after this number was stopped."""
         return num_stopped == 0 or (num_stopped + 1) * self.seconds <= self.submission_seconds
 
 
