@@ -466,7 +466,7 @@ def test_the_cache_of_grammars_is_bounded(backend: LLGuidanceBackend) -> None:
     for number in range(3 * MOST_CACHED):
         backend.compile(StructuredOutputsParams(regex=f"a{{{number + 1}}}"))
     assert len(backend._compiled) == MOST_CACHED
-    long = [f"{'b' * 200_000}{number}" for number in range(12)]
+    long = [f"{'b' * 50_000}{number}" for number in range(24)]
     for source in long:
         backend.compile(StructuredOutputsParams(choice=[source]))
     assert sum(len(key[1]) for key in backend._compiled) <= 2**20
