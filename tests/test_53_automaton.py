@@ -16,6 +16,7 @@ from minigen.errors import GrammarError, ParamsError
 from minigen.sampling.grammar import LLGuidanceBackend
 from minigen.sampling.processors import TokenMatcher
 from minigen.sampling.structured_outputs import StructuredOutputsParams
+from minigen.tokenizer.tokenizer import Tokenizer
 from minigen_course.ch53_structured_output import lesson
 from minigen_course.ch53_structured_output.automaton import (
     NOTHING,
@@ -160,7 +161,7 @@ def test_it_runs_in_the_engine(default_model_path: Path) -> None:
         llm.generate("a", SamplingParams(structured_outputs={"regex": "(a"}))
 
 
-class Words:
+class Words(Tokenizer):
     """A tokenizer of a few words."""
 
     special_ids = frozenset({0})
