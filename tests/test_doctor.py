@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -98,7 +99,7 @@ def test_a_report_is_unchanged_after_json(report: Report, tmp_path: Path) -> Non
 def test_every_package_that_the_project_names_is_looked_up() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    named = {line.split(";")[0].split(">=")[0].strip() for line in lines}
+    named = {re.split(r"[;>\[ ]", line)[0].strip() for line in lines}
     assert named <= set(PACKAGES)
 
 
