@@ -239,9 +239,14 @@ async def post(
 
 @contextmanager
 def decoder(folder: Path) -> Iterator[Any]:
-    """Run a process that decodes with a folder's minigen; yield a function of (rows, tokens)."""
-    command = [sys.executable, "-P", "-c", DECODING]
+    """Run a process that decodes with a folder's minigen; yield a function of (rows, tokens).
+
+    Each version compiles its own kernels first: without them it runs on torch alone.
+    """
     place = {**environment(), "PYTHONPATH": str(folder)}
+    compiled = [sys.executable, "-P", "-m", "minigen", "compile", "int4"]
+    subprocess.run(compiled, env=place, cwd=folder, check=True)
+    command = [sys.executable, "-P", "-c", DECODING]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
     with subprocess.Popen(command, env=place, cwd=folder, **pipes) as process:
 
