@@ -22,6 +22,7 @@ from minigen.outputs import TokenDelta
 from minigen.server.app import create_service
 from minigen.server.models import ModelHost
 from minigen.server.ollama.responses import OllamaResponseWriter, as_message
+from minigen.server.ollama.routes import with_call_ids
 from minigen.tool_calling.formats import HERMES
 from minigen.tool_calling.parser import AnswerParser
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
@@ -289,6 +290,30 @@ def test_ollamas_client_offers_tools_and_sends_results(url: str) -> None:
     again = client.chat("hermes", turns, tools=tools, options={"num_predict": 2})
     assert again.done_reason == "length"
     client._client.close()
+
+
+def test_ollamas_calls_and_results_get_ids_by_name_and_by_order() -> None:
+    def calls(*calls: tuple[str, str]) -> dict[str, Any]:
+        listed = [{"id": own, "function": {"name": name}} for own, name in calls]
+        return {"role": "assistant", "tool_calls": listed}
+
+    def result(**more: str) -> dict[str, Any]:
+        return {"role": "tool", **more}
+
+    messages = [
+        result(),
+        calls(("", "clock"), ("", "weather"), ("mine", "clock")),
+        result(name="weather"),
+        result(name="other"),
+        result(tool_call_id="mine"),
+        result(),
+        calls(("", "clock")),
+        result(),
+    ]
+    found = with_call_ids(messages)
+    assert [call["id"] for call in found[1]["tool_calls"]] == ["call00000", "call00001", "mine"]
+    ids = [each.get("tool_call_id") for each in found if each["role"] == "tool"]
+    assert ids == [None, "call00001", "call00000", "mine", None, "call00003"]
 
 
 def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost) -> None:

@@ -287,7 +287,7 @@ def generate_answers(llm: LLM, request: GenerateRequest) -> tuple[list[RequestSt
 
 def chat_answers(llm: LLM, request: OllamaChatRequest) -> tuple[list[RequestState], ChatTurn]:
     """Create the state of the answer to a conversation; see `generate_answers`."""
-    messages = [_plain(message) for message in request.messages or ()]
+    messages = with_call_ids([_plain(message) for message in request.messages or ()])
     thinks = _thinking(llm.chat_template, request.think)
     form = form_of_ollama(request.format)
     try:
@@ -372,3 +372,24 @@ def _plain(message: OllamaMessage) -> dict[str, Any]:
             for own, f in calls
         ]
     return plain
+
+
+def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give an id to each call and result that has none, since some chat templates need them.
+
+    Ollama's own clients send none: a result then belongs to the first call without a result that
+    has its `tool_name`, or to the first of all. Mistral's templates want 9 letters and digits.
+    """
+    number = 0
+    waiting: dict[str, str] = {}  # the names of calls without a result, by id
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            call["id"] = call["id"] or f"call{number:05}"
+            waiting[call["id"]] = call["function"]["name"]
+            number += 1
+        if message["role"] == "tool":
+            if "tool_call_id" not in message and waiting:
+                named = (own for own, name in waiting.items() if name == message.get("name"))
+                message["tool_call_id"] = next(named, next(iter(waiting)))
+            waiting.pop(message.get("tool_call_id", ""), None)
+    return messages
