@@ -102,9 +102,9 @@ chapter_map("KV cache", "attention")
 # each answer may have 256 tokens. The memory has 1,024 slots.
 #
 # Predict: what share of the slots holds a token, on average over the steps in which a request waits?
-# (Chapter 21 found less. There, each answer reserved 512 slots in one piece. Here it reserves 256, and
-# in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are measured or depend on sampled
-# text, so yours may differ.)
+# (Chapter 21 found less. There, each answer reserved 512 slots in one piece. Here it reserves the prompt
+# and 256 more, in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are measured or depend
+# on sampled text, so yours may differ.)
 
 # %%
 guess_use = predict("Per cent of the slots that hold a token, with reservations?", None)
@@ -149,12 +149,10 @@ print(f"steps until all are answered: ⟨{len(reserved_states):,}⟩")
 # %% [markdown]
 # ## The smallest version that works
 #
-# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The memory
-# of all blocks is the **pool**. Here it has 10 blocks, 1 to 10, and block 0, which no sequence owns: it
-# fills up tables that are too short, as you will see below. On a GPU, it is also where the padding rows
-# of a recorded step read and write, because chapter 17's CUDA graphs come in a few batch sizes only.)
-# That list is the block table. Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and
-# so on.
+# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The memory of
+# all blocks is the **pool**. Here it has 10 blocks, 1 to 10, and block 0, which no sequence owns. What it
+# is for comes with batches, below.) That list is the block table. Entry 0 says where the tokens 0 to 15
+# are, entry 1 where 16 to 31 are, and so on.
 
 # %%
 table = [7, 3, 9, 5]
@@ -222,7 +220,7 @@ assert same
 # {\sum_{u} \exp(q \cdot k_u / \sqrt d)}$$
 #
 # And the position of a token is not lost when its key moves, because it was rotated into the key before
-# the key was stored (chapter 13). So nothing need restore the order: a kernel may visit the blocks in
+# the key was stored (chapter 13). So no code has to restore the order: a kernel may visit the blocks in
 # any order. (A model without positions in its keys can be paged, too: the table still says which token
 # is where.)
 #
@@ -232,7 +230,7 @@ assert same
 #
 # ## Why it is slow
 #
-# A loop over tokens in Python. Name the place of a token by one number instead, its
+# It loops over the tokens in Python. Name the place of a token by one number instead, its
 # [**slot**](../docs/glossary.md#slot). With block size $B$ and block table $T$, the token at position
 # $p$ has
 #
@@ -265,7 +263,7 @@ measured("storing 50 tokens, in a loop", 1e6 * loop, "µs")
 measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 
 # %% [markdown]
-# In a batch, the new tokens of all sequences are stored at once: their slots stand in one list. Then
+# In a batch, the new tokens of all sequences are stored at once: their slots are in one list. Then
 # each sequence attends through its own table. Those that [decode](../docs/glossary.md#decode) do it
 # together: their tables are padded to the longest, and the padding is masked. Prompts attend one after
 # another, because their lengths differ, and their queries would need padding, too. Here is such a batch,
@@ -290,13 +288,17 @@ for row, length in enumerate(context_lens[:2]):
     print(f"sequence {row}: {''.join(seen)}")
 
 # %% [markdown]
-# The second row of the mask cuts off the last slot of block 5 and the whole of block 0. In the code
-# below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's sliding window
-# (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length minus the
-# window. Without one, the code subtracts `position.numel() + longest` instead, which is larger than any
-# position, so the lower end is negative and cuts off nothing. A mask has a row per sequence and a column
-# per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis for the KV
-# heads, the other for the query heads that share a KV head.
+# The second row of the mask cuts off the last slot of block 5 and the whole of block 0, which only fills
+# up the table. (On a GPU, a [CUDA graph](../docs/glossary.md#cuda-graph) is recorded for a fixed batch
+# size, and an engine records only a few sizes, see chapter 15. So a smaller batch is filled up with
+# padding rows, and these read and write block 0.)
+#
+# In the code below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's
+# sliding window (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length
+# minus the window. Without one, the code subtracts `position.numel() + longest` instead, which is larger
+# than any position, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
+# a column per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
+# for the KV heads, the other for the query heads that share a KV head.
 
 # %%
 show(package.attend_paged)
@@ -389,8 +391,8 @@ replay(
 
 # %% [markdown]
 # When a running request needs a block and none is free, one of the running requests has to give up
-# its place: the engine takes all blocks of the request that started last, and computes its tokens again
-# later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures. A
+# its place: the engine takes all blocks of the running request that arrived last, and computes its tokens
+# again later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures. A
 # preempted request waits in front of all requests that have not started yet, and needs blocks for all its
 # tokens at once. So some blocks may be free, and still no request can start.
 #
@@ -480,9 +482,10 @@ guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 # %% [markdown]
 # By bytes alone it would be three times: read, written, read again. But in torch, at this size,
 # attention spends most of its time on other things than reading these 1.6 MB. The copy is not needed. A
-# kernel can read each block where it lies, and add up the sum block by block. Chapter 33 writes such a
-# kernel for a GPU, and the compiled step (chapter 34) has one for a CPU. The engine of the 16 questions
-# ran that one, where the step is compiled.
+# kernel can read each block where it lies, and add up the sum block by block. (It keeps a running
+# numerator, denominator and largest score; chapter 32 shows how.) Chapter 33 writes such a kernel for a
+# GPU, and the compiled step (chapter 34) has one for a CPU. The engine of the 16 questions ran that one,
+# where the step is compiled.
 #
 # ## Your turn
 #
@@ -580,9 +583,9 @@ with using(22, KVPool=my_pool):  # an engine that runs layer by layer keeps keys
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# And two for those who want more: the slots of a whole batch at once, as engines with large batches
-# compute them (this one loops over its sequences), and attention
-# that reads the blocks one after another, as the kernels of part 3 do.
+# The next two exercises go further: the slots of a whole batch at once, as engines with large batches
+# compute them (this one loops over its sequences), and attention that reads the blocks one after another,
+# as the kernels of part 3 do.
 
 # %%
 task(22, "decode_slots")
@@ -658,11 +661,11 @@ reveal(22, decode_slots=my_batch, attend_by_block=my_attend)
 # prompt. When other requests run alongside, even answers that were correct on their own go wrong.
 # Prompts are processed correctly, and no exception is raised.*
 #
-# Find the mistake. Pin it first: write a test that fails on this function and passes on every correct
-# one. Then mend the function, in the cell below. Your test is judged as well, on functions that are
+# Find the mistake. First reproduce it with a test that fails on this function and passes on every correct
+# one. Then fix the function, in the cell below. Your test is judged as well, on functions that are
 # correct and on some with a mistake of the same family. `serve_toy` runs the real engine around a toy
 # model, whose next token follows from all tokens that it reads. Both answers that the cell below the
-# function prints are wrong until it is mended: the right one begins 92 25 42, and then both lines are
+# function prints are wrong until it is fixed: the right one begins 92 25 42, and then both lines are
 # equal.
 #
 # It has happened. MinivLLM computed the slot of a decode step in the way that stands here
@@ -714,7 +717,9 @@ measured("slots that hold a token, the longest reserved", 100 * use_reserved, "%
 measured("slots that hold a token, in blocks", 100 * use_paged, "%")
 measured("requests at once, the longest reserved", together_reserved)
 measured("requests at once, in blocks", together_paged)
-measured("ratio", together_paged / together_reserved)
+measured(
+    "requests at once, in blocks over the longest reserved", together_paged / together_reserved
+)
 of_paged = crowded(states["blocks as they are needed"])
 num_free = mean(NUM_BLOCKS - len(one.fills(BLOCK_SIZE)) for one in of_paged)
 again = paged_work.tokens_recomputed / (paged_work.tokens_prefilled + paged_work.tokens_decoded)
@@ -738,9 +743,9 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 # ## Claims
 #
 # What papers and guides say, beside what this notebook found. (The paper's well-known 2-4 times is
-# throughput. Its requests at once are 4.3 times as many as of an engine that reserves the longest, as
-# ours does, and 2.2 times as many as of one that knows each answer's length.) The outcomes are computed
-# from the numbers.
+# throughput. vLLM runs 4.3 times as many requests at once as an engine that reserves the longest answer,
+# and 2.2 times as many as one that knows each answer's length.) The outcomes are computed from the
+# numbers.
 
 # %% jupyter={"source_hidden": true}
 PAPER = "[Kwon et al. 2023](https://arxiv.org/abs/2309.06180)"
@@ -833,8 +838,8 @@ verdicts(
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** and
 #   **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** page the cache in kernels of their own (MLC-LLM on
 #   newer NVIDIA GPUs often in FlashInfer's), the latter for phones and browsers, too. **llama.cpp**'s
-#   unified cache keeps the cells of all sequences together, and masks those of others; its other mode
-#   gives each sequence a part of its own.
+#   unified cache keeps the slots (it calls them cells) of all sequences in one array, and masks those of
+#   other sequences; its other mode gives each sequence a part of its own.
 # - **[vAttention](https://arxiv.org/abs/2405.04437)** keeps the addresses contiguous and pages physical
 #   memory below them, so attention kernels need not know of pages at all.
 #
