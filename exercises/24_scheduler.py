@@ -111,7 +111,7 @@ print(llm.describe()["scheduler"])
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then partly computed prompts, in the order of arrival, get as many of the remaining tokens as they need. (Usually there is at most one. But a request may ask for the logprobs of its prompt, and then each token of the prompt needs its logits, one number per token of the vocabulary. So such a prompt gets at most 32 tokens per step, and several may be partly computed.) Then new sequences start with the rest, while there are batch slots and blocks. No step has more than `max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the package's `SlotScheduler` under another name; build on your own if you like.
+# Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then partly computed prompts, in the order of arrival, get as many of the remaining tokens as they need. (Usually there is at most one. But a request may ask for the logprobs of its prompt, and then each token of the prompt needs its logits, one number per token of the vocabulary. So such a prompt gets at most 32 tokens per step, and several may be partly computed.) Then new sequences start with the rest, while there are batch slots and blocks. No step has more than `max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the course's `SlotScheduler` under another name; build on your own if you like.
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler

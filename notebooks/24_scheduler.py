@@ -22,9 +22,10 @@
 # Before every step of the model, the **scheduler** says which sequences go through it, and with how
 # many of their tokens. It has four methods, and more influence on what users feel than any kernel.
 #
-# **Afterwards you can** say what a larger batch is worth on a machine, and where memory ends it; write
-# a scheduler that keeps every slot of a batch busy; keep a long prompt from making all others stutter;
-# and run out of memory without losing a request.
+# **Afterwards you can** say what a larger batch is worth on a machine, and at which batch size the memory
+# is full; write a scheduler that keeps every place in a batch (a [batch
+# slot](../docs/glossary.md#batch-slot)) busy; keep a long prompt from making all others stutter; and run
+# out of memory without losing a request.
 #
 # **You need** chapters 17 (prefill, decode, the time of a step) and 21 to 23 (blocks). **Time:** about
 # 60 minutes to read and try, about 100 for the
@@ -217,8 +218,8 @@ by_max = {n: max(few_seconds, n * many_seconds / 32) for n in sizes}
 measured("a step of one token", 1e3 * few_seconds, "ms")
 measured("each further sequence adds", 1e3 * add_seconds, "ms")
 print(
-    f"this chapter's clock says {1e3 * step_time(1):.1f} ms, and {1e3 * step_time.token:.1f} ms "
-    "beyond its knee"
+    f"on this chapter's clock a step of one token takes {1e3 * step_time(1):.1f} ms, and each further "
+    f"sequence adds {1e3 * step_time.token:.1f} ms beyond the knee ({step_time.read / step_time.token:.0f})"
 )
 measured("the knee, by the sum, is at", knee, "sequences")
 measured("by the max, it is at", 32 * few_seconds / many_seconds, "sequences")
@@ -319,7 +320,7 @@ for context in (1000, 8000):
 #
 # | call | what it does |
 # |---|---|
-# | `manager.allocate(sequence, limit)` | starts a sequence: blocks for what is cached and for its next tokens, at most `limit` tokens; returns how many tokens to compute now; returns 0, and changes nothing, if blocks are short for all its tokens so far |
+# | `manager.allocate(sequence, limit)` | starts a sequence. It checks that there are blocks for all its tokens so far; if not, it returns 0 and changes nothing. It takes blocks only for what is cached and for the tokens to compute now, at most `limit`, and returns the number of these tokens |
 # | `manager.allocate_slots(sequence, n)` | makes room for the next `n` tokens of a running sequence; returns False if blocks are short |
 # | `manager.mark_computed(sequence, n)` | counts `n` tokens as computed |
 # | `manager.free(sequence)` | gives all its blocks back, and counts it as not computed |
@@ -334,11 +335,12 @@ for context in (1000, 8000):
 # | `sequence.append(token_id)` | adds a token to its answer |
 # | `sequence.finish_reason` | None until the answer is complete |
 #
-# A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a token only if it
-# reaches the end of what is known. The sequences that get a token are the **samples** of the step:
-# `samples_of(chunks)` returns them in order, and `tokens` has one token for each of them, whose id is
-# `token.token_id`. Call `samples_of` before `mark_computed`, because it looks at what was computed before
-# the step.
+# A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a token only if
+# it reaches the end of what is known. For example, a prompt of 40 tokens goes in chunks of 16: the first
+# two chunks give no token, and the third (8 tokens) gives the first token of the answer. The sequences
+# that get a token are the **samples** of the step: `samples_of(chunks)` returns them in order, and
+# `tokens` has one token for each of them, whose id is `token.token_id`. Call `samples_of` before
+# `mark_computed`, because it looks at what was computed before the step.
 #
 # This scheduler serves one request at a time, and the engine accepts it:
 
@@ -511,18 +513,18 @@ for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth
 
 # %% [markdown]
 # (In one more run, exactly every tenth answer is long, so 16 of the 20 static batches hold one long
-# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it. The
-# point "all alike" lies on it. The others stay below it, most where a few answers are very long: at its
-# end, continuous batching is left with those, too, beside empty slots. Steps are not seconds: a
-# continuous step is fuller. On the clock, whose knee is at eight sequences, steps of one to eight take
-# equally long, and the two ratios are nearly equal. Where each sequence adds to the step, continuous
-# batching gains less. An engine that keeps a static batch in one
-# array also computes its finished rows: each answer is **padded** to the longest of its batch. The last
-# two lines count that. Sorting the requests by length first (**bucketing**) removes the padding here, but
-# a server does not know how long answers will be. minigen **packs** the rows that still run, so it
-# computes no finished row. (On a GPU it fills a step of decodes up to the next recorded batch size, for
-# chapter 17's CUDA graphs. And without the compiled step, attention pads the block tables, as chapter 22
-# shows.)
+# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it.
+# The point "all alike" lies on it. The others stay below it, most where a few answers are very long: when
+# the queue is empty, continuous batching also runs the last long answers beside empty slots. Steps are
+# not seconds: a continuous step is fuller. On the clock, whose knee is at eight sequences, steps of one
+# to eight take equally long, and the two ratios are nearly equal. Where each sequence adds to the step,
+# continuous batching gains less: by this machine's formula with the sum, the last ratio printed. An
+# engine that keeps a static batch in one array also computes its finished rows: each answer is **padded**
+# to the longest of its batch. The last two lines count that. Sorting the requests by length first
+# (**bucketing**) removes the padding here, but a server does not know how long answers will be. minigen
+# **packs** the rows that still run, so it computes no finished row. (On a GPU it fills a step of decodes
+# up to the next recorded batch size, because a CUDA graph is recorded for a fixed one, see chapter 15.
+# And without the compiled step, attention pads the block tables, as chapter 22 shows.)
 #
 # ## A long prompt makes others stutter
 #
@@ -635,7 +637,7 @@ replay(
 # queue. Later all its tokens, also those that it already generated, are computed again like a prompt.
 # Nothing of the answer is lost, only work.
 #
-# So it is without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
+# This holds without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
 # minigen switches on by default, the victim's full blocks stay there until another sequence needs
 # them. When the victim starts again, it computes only what is no longer there. The last lines below
 # count that, with prompts of which no two begin alike.
@@ -660,13 +662,13 @@ for (name, blocks), each in short_of_blocks.items():
         f"{blocks} blocks, {name:<21} {each.num_steps:>4} steps, {each.seconds:.2f} s, "
         f"{each.num_preempted} preempted, {each.num_computed:,} tokens computed"
     )
-tight = story(short_of_blocks["room for now", 16].events).steps
 of_pool = pool_states(short_of_blocks["room for now", 16].events)
 preempts = [any(each.kind is EventKind.PREEMPTED for each in state.events) for state in of_pool]
-full = [step.num_blocks >= 0.9 * 16 for step in tight]
-calm = sum(is_full and not any_left for is_full, any_left in zip(full, preempts, strict=True))
+# A step begins with the blocks that are held at the end of the step before.
+full = [len(state.fills(16)) >= 0.9 * 16 for state in of_pool[:-1]]
+calm = sum(was_full and not any_left for was_full, any_left in zip(full, preempts[1:], strict=True))
 print(
-    f"in {sum(full)} of {len(tight)} steps 90 % of 16 blocks were held; in {calm} of these no "
+    f"{sum(full)} of {len(of_pool)} steps began with 90 % of 16 blocks held; in {calm} of these no "
     "sequence was preempted"
 )
 own_prompts = [
@@ -725,12 +727,12 @@ for block_size in (16, 64, 256):
     )
 
 # %% [markdown]
-# The bus itself would win. But a block of 16 tokens needs many small copies, and starting them takes
-# ten times as long as moving their bytes. So recomputing wins with small blocks, and copying wins
-# with large ones, or where a kernel first gathers the blocks in one piece. vLLM's authors [measured
-# this](https://github.com/vllm-project/vllm/pull/12) and chose recomputation; their
-# [paper](https://arxiv.org/abs/2309.06180) finds both about equal with blocks of 16 to 64 tokens.
-# (What a short victim costs in a step that runs anyway is the harder part of the third exercise.)
+# By the bus's bandwidth alone, copying would be faster. But a block of 16 tokens needs many small copies,
+# and starting them takes ten times as long as moving their bytes. So recomputing wins with small blocks,
+# and copying wins with large ones, or where a kernel first gathers the blocks in one piece. vLLM's
+# authors [measured this](https://github.com/vllm-project/vllm/pull/12) and chose recomputation; their
+# [paper](https://arxiv.org/abs/2309.06180) finds both about equal with blocks of 16 to 64 tokens. (What a
+# short victim costs in a step that runs anyway is the harder part of the third exercise.)
 #
 # ## Who may overtake?
 #
@@ -760,18 +762,18 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
     )
 
 # %% [markdown]
-# In order, another request waits longest. With the shortest first, the longest wait is more than
-# twice as long, and the long prompt has it: as long as a shorter one is always waiting, it never runs. It
-# **starves**. That is so while more come than the machine can serve. Here about 24 per second come (21 on
-# average over many such streams), and three slots serve between 14 and 15. Below that load the long
-# prompt only waits longer. minigen's engine goes by a number that the caller gives (`priority`, lower
-# first), and by arrival among equals.
+# In order, another request waits longest. With the shortest first, the longest wait is more than twice as
+# long, and the long prompt has it: as long as a shorter one is always waiting, it never runs. It
+# **starves**. This happens while more requests come than the machine can serve. Here about 24 per second
+# come (21 on average over many such streams), and three slots serve between 14 and 15. Below that load
+# the long prompt only waits longer. minigen's engine goes by a number that the caller gives (`priority`,
+# lower first), and by arrival among equals.
 #
 # ## Drag it: all knobs on the same arrivals
 #
 # Choose the policy, the batch slots, the token budget and the number of blocks. Find the fewest steps, and
-# then the fewest blocks that still give them. How many more steps does half of the default 60 blocks
-# cost? (The answers are below the figure.)
+# then the fewest blocks that still give them. With these settings, how many more steps do 30 blocks take?
+# (The answers are below the figure.)
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -796,9 +798,10 @@ explore(
 )
 
 # %% [markdown]
-# <details><summary>The fewest steps, the fewest blocks, and the price of half of them</summary>
+# <details><summary>The fewest steps, the fewest blocks, and the price of 30</summary>
 # 90 steps, with continuous batching, 14 slots, a budget of 256 and at least 51 blocks. With 30 blocks it
-# takes 150 steps, so 60 more.</details>
+# takes 150 steps, so 60 more. (With enough blocks, 9 slots and a budget of 138 give 90 steps,
+# too.)</details>
 #
 # ## Your turn
 #
@@ -900,13 +903,13 @@ mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
 # Now the third one goes into the engine, in a memory that is too small. As long as yours has not passed,
-# the package's own runs, and the line below says so. `save_part` writes a part to a file with all that it
+# the course's own runs, and the line below says so. `save_part` writes a part to a file with all that it
 # uses; what it returns is what `minigen serve --scheduler` takes (chapter 51's server).
 
 # %%
 small = load(scheduler=mine, max_num_seqs=8, num_blocks=24, max_num_batched_tokens=64)
 served = serve(small, crowd, text_ids, step_time)
-whose = "your" if mine is PreemptingScheduler else "the package's own"
+whose = "your" if mine is PreemptingScheduler else "the course's own"
 print(f"{served.num_preempted} preempted, {served.num_steps} steps, by {whose}", end=" ")
 print(small.describe()["scheduler"])
 name = save_part(mine, Path(mkdtemp()) / "mine.py")  # a path, a colon, and the class's name
@@ -960,7 +963,9 @@ for name, seconds in (
     ("continuous", continuous_seconds),
 ):
     measured(name, seconds, "s")
-measured("static over continuous", static_seconds / continuous_seconds)
+in_steps = run.num_steps / continuous.num_steps
+print(f"static over continuous, in steps: {in_steps:.1f}")
+measured("static over continuous, in seconds", static_seconds / continuous_seconds)
 
 # %% [markdown]
 # ## A bug hunt
@@ -969,8 +974,8 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # load, answers repeat themselves in the middle and then stop too early. The same questions, asked
 # again at night, get perfect answers.*
 #
-# Find the mistake. Pin it down first, with a test that fails on this scheduler and passes on every right
-# one. Then mend it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` runs it
+# Find the mistake. First reproduce it with a test that fails on this scheduler and passes on every right
+# one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` runs it
 # in the real engine around a toy model, whose next token follows from all that it reads. Your test
 # is judged as well, on schedulers that are right and on some with a mistake of the same family.
 #
@@ -1105,7 +1110,8 @@ verdicts(
         f"{min(ratios):.1f} to {max(ratios):.1f} times as many steps in figure 24.3, by the spread of the answers",
         holds(min(ratios) >= 1.8 and max(ratios) <= 2.2),
         "in steps it is near the longest answer of a batch over the mean, and nothing where all are "
-        "alike; in seconds it is less wherever a fuller step takes longer",
+        "alike; in seconds it is less wherever a fuller step takes longer: in this notebook, with one set "
+        f"of answers, {in_steps:.1f} in steps and {mark(static_seconds / continuous_seconds)} in seconds",
     ),
     Claim(
         "A long prompt stalls all decodes, unless it is computed in chunks",
@@ -1117,7 +1123,7 @@ verdicts(
     ),
     Claim(
         "Preemption begins when 90 % of the memory is used",
-        f"in {sum(full)} steps 90 % of the blocks were held, and in {calm} of these no sequence was "
+        f"{sum(full)} steps began with 90 % of the blocks held, and in {calm} of these no sequence was "
         "preempted",
         holds(calm == 0),
         "it begins when a block is wanted and none is free; 90 % is where to set an alarm",

@@ -6,7 +6,7 @@ computed prompts, in the order of arrival, get as many of the remaining tokens a
 each token of the prompt needs its logits, one number per token of the vocabulary. So such a
 prompt gets at most 32 tokens per step, and several may be partly computed.) Then new sequences
 start with the rest, while there are batch slots and blocks. No step has more than
-`max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the package's
+`max_num_batched_tokens` tokens. The base class `WholePromptScheduler` is the course's
 `SlotScheduler` under another name; build on your own if you like.
 
 Check it:     minigen check exercises/24_scheduler/chunking_scheduler.py
