@@ -307,7 +307,7 @@ spelled = {
 replay(
     lambda step: step_view(steps, step, block_size=16, budget=24, texts=spelled),
     len(steps),
-    "The tokens of one step, by sequence: decodes in blue, chunks of prompts in yellow. A frame marks "
+    "The tokens of one step, by sequence: decodes in blue, chunks of prompts in amber. A frame marks "
     "a row that gets logits. A prompt's last token, if alone, is drawn as a decode.",
     number="25.3",
     at=2,
@@ -629,7 +629,7 @@ mine = check(25, StepLoop=StepLoop)
 
 # %% [markdown]
 # Now it serves, with the engine's parts or with the ones above. As long as yours has not passed, the
-# package's own loop runs, and the line below says so.
+# course's own loop runs, and the line below says so.
 
 # %%
 from minigen_course.ch25_engine.lesson import answers_by_loop
@@ -638,7 +638,7 @@ texts = [llm.tokenizer.decode(prompt) for prompt in prompts[:4]]
 by_loop = answers_by_loop(yours, mine, texts, greedy(12))
 by_engine = [each.text for each in yours.generate(texts, greedy(12), progress=False)]
 assert by_loop == by_engine
-whose = "your StepLoop" if mine is StepLoop else "the package's own StepLoop"
+whose = "your StepLoop" if mine is StepLoop else "the course's own StepLoop"
 print(f"four answers by {whose}, on LowestFirst, ArrivalOrder and likeliest")
 
 # %% [markdown]

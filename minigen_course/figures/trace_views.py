@@ -19,7 +19,6 @@ from minigen_course.figures.style import (
     INK,
     QUIET,
     SKY,
-    YELLOW,
     figure,
     printable,
     title,
@@ -186,7 +185,7 @@ def pool_states(events: Iterable[Event]) -> list[PoolState]:
 
 
 MOST_CELLS = 14  # per chunk; the middle of a longer one is left out
-SHADES = {DECODE: SKY, PREFILL: YELLOW}
+SHADES = {DECODE: SKY, PREFILL: AMBER}
 _ROW = 0.62
 
 
