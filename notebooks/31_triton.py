@@ -32,7 +32,7 @@
 # against those that it must move, and read the compiler's output.
 #
 # **You need** chapters 13 (norm, rotation, gate), 14 (softmax), 17 (memory bandwidth) and 22 (the pool
-# of keys and values). **Time:** about 60 minutes to read and try, about 130 for the
+# of keys and values). **Time:** about 75 minutes to read and try, about 130 for the
 # [exercises](../exercises/31_triton.ipynb).
 #
 # **Where we are:** chapters 21 to 25 decided *what* is computed in a step. This part is about *how*:
@@ -171,7 +171,7 @@ measured("on this CPU: seconds against copying the needed bytes", one_by_one / m
 # are of the same tensors. They need not agree: each new tensor also has to be given memory by the
 # system, and that takes time without moving any of the counted bytes.
 #
-# ## The second hurt: launches
+# ## The second cost: launches
 #
 # Now take the tensors of a [decode](../docs/glossary.md#decode) step: eight tokens, 576 numbers each,
 # in 16 bits. A whole tensor has 9 kB and fits in a cache, so bytes are not what hurts. What hurts is the
@@ -196,8 +196,8 @@ print(
 # %% [markdown]
 # (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.) A step of this
 # model would need about 550 launches for its sums and norms alone (the first norm has no sum before it).
-# Both hurts have one cure. A function that keeps a row at hand from its first step to its last moves the
-# row once, and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the
+# Fusion solves both problems. A function that keeps a row at hand from its first step to its last moves
+# the row once, and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the
 # reason to write kernels. To write one, you must know the machine.
 #
 # ## The machine
@@ -223,8 +223,9 @@ print(
 # %%
 picture(
     machine_map(),
-    "An A100. Boxes are memories with their sizes, arrows are the bytes per second of the whole GPU "
-    "between two of them. The bandwidths of L2, shared memory and registers are computed, see below.",
+    "An A100. The four boxes with a size are memories: HBM and L2 of the whole GPU, shared memory and "
+    "registers of one SM. Arrows are the bytes per second of all SMs together, between two memories, and "
+    "at the top between registers and arithmetic. All rates but HBM's are computed, see below.",
     number="31.1",
 )
 hbm = A100[0]
@@ -236,14 +237,15 @@ for level in A100:
     print(f"{level.name:>15} {size:>10} {speed:>18} {taken:>15.1f} µs")
 
 # %% [markdown]
-# Read the arrows upwards. HBM gives 2,039 GB/s
-# ([data sheet](https://www.nvidia.com/en-us/data-center/a100/)). L2 gives 5,120 bytes in each of 1.41
-# billion clock cycles per second, which is 7,219 GB/s (so it stands in
-# [this table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015)). Shared memory gives
-# 128 bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135)
-# rounds this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed
-# reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
-# numbers of 4 bytes. (Sizes: [white
+# Read the arrows upwards. HBM gives 2,039 GB/s ([data
+# sheet](https://www.nvidia.com/en-us/data-center/a100/)). L2 gives 5,120 bytes in each of 1.41 billion
+# clock cycles per second, which is 7,219 GB/s (as in [this
+# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015), whose A100 has all 128 SMs of the
+# full chip, so 23,101 GB/s of shared memory, and an older HBM of 1,555 GB/s). Shared memory gives 128
+# bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135) rounds
+# this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed reads from
+# them: 9.75 trillion multiplications with addition per second, each of which reads three numbers of 4
+# bytes. (Sizes: [white
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
 # An H100 SXM has 132 SMs ([NVIDIA's
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
@@ -251,8 +253,8 @@ for level in A100:
 # 228 KB of shared memory and 256 KB of registers ([tuning
 # guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/); its KB are 1,024 bytes, also written KiB).
 #
-# All registers together are 28 MB. That is the whole idea of fusion: a number that has come up to a
-# register should be used for everything before it goes down again.
+# All registers together hold only 28 MB, but they are 57 times as fast as HBM. So a number that has come
+# up to a register should be used for everything before it goes down again: that is the idea of fusion.
 #
 # ## The smallest kernel
 #
@@ -353,11 +355,11 @@ explore(
 # %% [markdown]
 # ## Your turn: two loads and a store
 #
-# Seven kernels are yours in this chapter (and an eighth in the workspace), and a tuner at the end.
-# `check` runs yours in the interpreter with every load and store watched, and says the first thing that
-# is wrong; `hint=1` helps. They are plain functions: `check` and `launch` turn them into kernels, and take one with
-# `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU in
-# the interpreter, or on a GPU.
+# Seven kernels are yours in this chapter (an eighth is in the [exercises](../exercises/31_triton.ipynb)),
+# and a tuner at the end. `check` runs yours in the interpreter with every load and store watched, and
+# says the first thing that is wrong; `hint=1` helps. They are plain functions: `check` and `launch` turn
+# them into kernels, and take one with `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel
+# where its tensors are: on a CPU in the interpreter, or on a GPU.
 #
 # The first adds two vectors, one of them scaled. With the places $p \cdot B$ to $p \cdot B + B - 1$ of
 # program $p$:
@@ -390,7 +392,7 @@ def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
 
 
 # %%
-mine = check(31, add_scaled=add_scaled)  # your own if it passed, else the package's
+mine = check(31, add_scaled=add_scaled)  # your own if it passed, else the course's
 states = recorded_states(llm, llm.tokenizer.encode(PROMPT))[:, -1]
 before, added = states[-2], states[-1] - states[-2]
 after = torch.empty_like(before)
@@ -440,7 +442,7 @@ def row_maximum(x_ptr, maxima_ptr, num_columns, BLOCK: tl.constexpr):
 
 
 # %%
-mine = check(31, row_maximum=row_maximum)  # your own if it passed, else the package's
+mine = check(31, row_maximum=row_maximum)  # your own if it passed, else the course's
 texts = (PROMPT, "Two and two is", "Once upon a")
 logits = torch.stack([next_logits(llm, text) for text in texts])
 highest = torch.empty(len(texts))
@@ -502,7 +504,7 @@ def strided_load(stride):
 
 explore(
     lambda stride: sector_map(strided_load(stride)),
-    "Memory in lines of 64 numbers; white lines part the sectors. One warp's load wants the dark "
+    "Memory in lines of 64 numbers; white lines separate the sectors. One warp's load wants the dark "
     "numbers, and the light ones come with them. With a stride of 8, 1 byte in 8 is wanted.",
     "31.3",
     stride=[8, 1, 2, 3, 4, 16, 32],
@@ -525,7 +527,7 @@ guess_sectors.compare(fetched[32], "bytes")
 #
 # ## Your turn: columns, without going down a column
 #
-# The sum of each column goes against the grain of memory: the numbers of a column lie a row apart.
+# Now the sum of each column. A column's numbers are not neighbours in memory: they lie a row apart.
 #
 # $$s_c = \sum_{r=0}^{R-1} x_{rc}$$
 #
@@ -561,7 +563,7 @@ def column_sums(x_ptr, sums_ptr, num_rows, num_columns, BLOCK: tl.constexpr):
 
 
 # %%
-mine = check(31, column_sums=column_sums)  # your own if it passed, else the package's
+mine = check(31, column_sums=column_sums)  # your own if it passed, else the course's
 sizes = recorded_states(llm, llm.tokenizer.encode(PROMPT))[20].abs().contiguous()
 sums = torch.empty(sizes.shape[1])
 seen = record_programs(
@@ -633,7 +635,7 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
 
 
 # %%
-mine = check(31, silu_multiply=silu_multiply)  # your own if it passed, else the package's
+mine = check(31, silu_multiply=silu_multiply)  # your own if it passed, else the course's
 with interpreted(), using(13, swiglu=swiglu_by(mine)):
     assert llm.generate(PROMPT, one_token).text == expected
 reveal(31, silu_multiply=mine)
@@ -710,7 +712,7 @@ def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl
 
 
 # %%
-mine = check(31, rms_norm_rows=rms_norm_rows)  # your own if it passed, else the package's
+mine = check(31, rms_norm_rows=rms_norm_rows)  # your own if it passed, else the course's
 with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
     assert llm.generate(PROMPT, one_token).text == expected
 
@@ -720,11 +722,10 @@ print(f"compiled for an H100: {code.registers} registers per thread, {code.spill
 reveal(31, rms_norm_rows=mine)
 
 # %% [markdown]
-# The engine's kernel asks for a little more than needed, because every program loads the weight.
-# After the first, a GPU's cache has it. (The line about an H100 is explained below, with the machine
-# code.) One rung harder is the engine's own task, the sum and the norm in one kernel. It is the exercise
-# `add_rms_norm` (stretch), and its stub is in the notebooks that `minigen workspace ~/minigen-course`
-# writes.
+# The engine's kernel asks for a little more than needed, because every program loads the weight. After
+# the first, a GPU's cache has it. (The line about an H100 is explained below, with the machine code.) The
+# engine's own task is one step harder: the sum and the norm in one kernel. It is `add_rms_norm` (stretch)
+# in the [exercises](../exercises/31_triton.ipynb).
 #
 # ## Your turn: softmax of a row
 #
@@ -740,8 +741,8 @@ reveal(31, rms_norm_rows=mine)
 # | $w_{rc}$ | weight | `weights` |
 #
 # By hand, for the row (2, 0, 1): $m$ = 2, the exponentials are 1, 0.14, 0.37, so $\ell$ = 1.50, and the
-# weights are 0.67, 0.09, 0.24. Masked lanes must count neither in $m$ nor in $\ell$; one value of
-# `other` serves both. Written with operators, it is five of them. (`torch.softmax` is one operator
+# weights are 0.67, 0.09, 0.24. Masked lanes must count neither in $m$ nor in $\ell$; one value of `other`
+# serves both. Written step by step in torch, it takes five operators. (`torch.softmax` is one operator
 # already. We compare with the steps written out, so do not expect this gain over it.) Count the numbers
 # that each reads and writes, for rows long enough that one number per row is nothing, before you predict.
 
@@ -772,7 +773,7 @@ def softmax_rows(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
 
 
 # %%
-mine = check(31, softmax_rows=softmax_rows)  # your own if it passed, else the package's
+mine = check(31, softmax_rows=softmax_rows)  # your own if it passed, else the course's
 scores = torch.randn(64, 512)
 weights = torch.empty_like(scores)
 softmax_steps = record_operators(lambda: softmax_by_operators(scores))
@@ -838,7 +839,7 @@ def rotate_pairs(
 
 
 # %%
-mine = check(31, rotate_pairs=rotate_pairs)  # your own if it passed, else the package's
+mine = check(31, rotate_pairs=rotate_pairs)  # your own if it passed, else the course's
 with interpreted(), using(13, apply_rotary=apply_rotary_by(mine)):
     assert llm.generate(PROMPT, one_token).text == expected
 reveal(31, rotate_pairs=mine)
@@ -849,7 +850,7 @@ picture(
     draw_programs(
         seen, {"qkv": (2, 24), "result": (2, 8), "keys": (8, 8), "values": (8, 8)}, width=11.0
     ),
-    "The engine's kernel for rotation and store, with two tokens. Each row of qkv is parted among three "
+    "The engine's kernel for rotation and store, with two tokens. Each row of qkv is divided among three "
     "programs, a colour each: query, key and value. Keys and values land in rows 5 and 2 of the pool.",
     number="31.6",
 )
@@ -864,13 +865,14 @@ picture(
 #
 # ## What a layer moves
 #
-# Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators,
-# and as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns
-# its operators between the four matrix products. Of attention, it runs only the store of keys and values
-# into a pool. The cosines and sines of the positions are computed once per step, before the first layer,
-# so computing them is not counted. Loading them is: each of a token's 12 rotated heads asks for them
-# again, 24,576 of the kernel's 56,448 bytes, which a cache answers after the first. Bytes are those that
-# programs and operators ask for; launches are counted beside.
+# Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators, and
+# as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns its
+# operators between the four matrix products. Of attention, it runs only the store of keys and values into
+# a pool. The cosines and sines of the positions are computed once per step, before the first layer, so
+# computing them is not counted. Loading them is: each of a token's 12 rotated heads (9 query heads and 3
+# key heads; values are not rotated) asks for them again, 24,576 of the kernel's 56,448 bytes, which a
+# cache answers after the first. Bytes are those that programs and operators ask for; launches are counted
+# beside.
 
 # %%
 gate_up = torch.randn(TOKENS, 2 * config.ffn).half()
@@ -892,8 +894,9 @@ launches = sum(len(steps) for steps in layer_steps.values())
 print(f"launches in a layer, without its products and attention: {launches}, fused: 4")
 picture(
     fused_bytes(twins, {name: bytes_moved(each) for name, each in kernels.items()}),
-    "For each part of a layer, its operators in a row (a colour is an operator), and below them the "
-    "one kernel. The length is the bytes that they move.",
+    "For each part of a layer, its operators in a row (a piece is an operator; colours repeat, and two "
+    "pieces of sum and norm have 64 bytes each, too thin to see), and below them the one kernel. The length "
+    "is the bytes that they move.",
     number="31.7",
 )
 
@@ -905,10 +908,10 @@ picture(
 # ## Machine code for a GPU that is not here
 #
 # `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, and for the types
-# of its arguments. The package's `machine_code` does the same for a GPU of your choice, without
+# of its arguments. The course's `machine_code` does the same for a GPU of your choice, without
 # starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes out
 # is **PTX**, NVIDIA's assembly for all its chips (instructions as text), and from it the chip's own code
-# (SASS), in which the registers are counted. Read a line of it from the middle: what is loaded
+# (SASS), in which the registers are counted. Read a line of PTX from the middle: what is loaded
 # (`ld.global`) or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds.
 # That is our mask.
 #
@@ -918,12 +921,11 @@ picture(
 # to 255, and this warp's first thread has lanes 0 to 7. If each thread loads its 16 bytes at once, the
 # warp's load is coalesced: it wants 512 neighbouring bytes, 16 sectors.
 #
-# The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
-# and with 4,097 it does. Here are three predictions. The first is about the load and the store of
-# `square_kernel`. The second is about an A100, and a norm whose rows have 8,192 numbers: registers per
-# thread with 4 warps, divided by those with 8. The third is about the end of this chapter: norms and
-# gate of a layer move about a third of the bytes after fusion, so how much faster does a whole layer of
-# Llama-3-8B become, with 512 tokens?
+# The chip below is an H100. With 4,096 numbers the mask cuts off nothing, and with 4,097 it does. Here
+# are three predictions. The first is about the load and the store of `square_kernel`. The second is about
+# an A100, and a norm whose rows have 8,192 numbers: registers per thread with 4 warps, divided by those
+# with 8. The third is about the end of this chapter: norms and gate of a layer move about a third of the
+# bytes after fusion, so how much faster does a whole layer of Llama-3-8B become, with 512 tokens?
 
 # %%
 picture(
@@ -960,19 +962,22 @@ guess_loads.compare(len(found))
 picture(
     sector_map(of_warp[1]),
     "4,097 numbers of 16 bits: what the first warp wants with the second of its eight loads. Memory in "
-    "lines of 64 numbers; white lines part the sectors.",
+    "lines of 64 numbers; white lines separate the sectors.",
     number="31.9",
 )
 
 # %% [markdown]
-# Names with `%r`, `%rs` and `%rd` are registers of 32, 16 and 64 bits; an address takes 64.
-# `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could choose
-# it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours. With
-# 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The line of
-# operations shows the eight comparisons that set these predicates (`setp`). (It also counts three `ld`
-# more, which load the kernel's arguments: two pointers and `num`. And it counts `mov`: four and then
-# eight of them put 0 into the registers of the masked loads. The two others read the program's number
-# and the thread's.)
+# With 4,097, a thread needs eight loads instead of one, because each of its numbers has a mask of its
+# own. With 4,096, `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The
+# compiler could choose it because it knew that 4,096 is a multiple of 16, so that the mask is the same
+# for neighbours.
+#
+# <details><summary>The other names in the PTX</summary>
+# Names with <code>%r</code>, <code>%rs</code> and <code>%rd</code> are registers of 32, 16 and 64 bits;
+# an address takes 64. With 4,097, eight comparisons (<code>setp</code>) set the predicates. Three more
+# <code>ld</code> load the kernel's arguments: two pointers and <code>num</code>. Four and then eight
+# <code>mov</code> put 0 into the registers of the masked loads; the two others read the program's number
+# and the thread's.</details>
 #
 # Worse, the threads still have the lanes of figure 31.8: the addresses in the PTX say that a thread's
 # eight loads begin 2 bytes apart, which is one number. Take load $j$ of the eight, counted from 0. Thread
@@ -1010,16 +1015,15 @@ picture(
 #
 # The inner bracket counts the warps that fit in one part. A warp takes all its registers from the part
 # that runs it, so what is left over in two parts cannot be joined. By hand: with 54 registers per thread,
-# a warp takes 56 × 32 = 1,792 registers. Nine warps fit in a part, 36 in an SM. These are four programs
-# of 8 warps, 32 of 64 warps: an occupancy of 50 %.
+# a warp takes 56 × 32 = 1,792 registers. Nine warps fit in a part, 36 in an SM. So four programs of 8
+# warps fit. They take 32 of the SM's 64 places for warps: an occupancy of 50 %.
 #
-# A thread has 255 registers at most. Whatever does not fit in them is **spilled** to memory, the very
-# traffic that we set out to avoid. Below, the norm's kernel with rows of 8,192 numbers is compiled for
-# an A100 (`sm_80`) with five numbers of warps. Then rows of 4,096 for several chips: `sm_90` is an H100,
-# `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300, whose warps have 64 threads. (So a row of it is
-# spread over twice as many threads. Its registers here are **vector registers**, which have a number for
-# each thread of a warp, as NVIDIA's do.) None of these chips is here: this is what the compiler says, and
-# no time.
+# A thread has 255 registers at most. What spills is the very traffic that we set out to avoid. Below, the
+# norm's kernel with rows of 8,192 numbers is compiled for an A100 (`sm_80`) with five numbers of warps.
+# Then rows of 4,096 for several chips, among them the H100; `sm_120` is a GeForce RTX 50, and `gfx942`
+# AMD's MI300, whose warps have 64 threads. (So a row of it is spread over twice as many threads. Its
+# registers here are **vector registers**, which have a number for each thread of a warp, as NVIDIA's do.)
+# None of these chips is here: this is what the compiler says, and no time.
 #
 # ## Your turn: an auto-tuner
 #
@@ -1055,7 +1059,7 @@ picture(
     occupancy_map(
         {f"{warps} per program": (warps, c.registers, c.shared) for warps, c in codes.items()}
     ),
-    "The 65,536 registers of one SM, parted among programs (a light or dark piece each). The labels on "
+    "The 65,536 registers of one SM, divided among programs (a light or dark piece each). The labels on "
     "the left are warps per program, and a program has a row of 8,192 numbers.",
     number="31.10",
 )
@@ -1085,7 +1089,7 @@ def pick_fastest(
 
 
 # %%
-mine = check(31, pick_fastest=pick_fastest)  # your own if it passed, else the package's
+mine = check(31, pick_fastest=pick_fastest)  # your own if it passed, else the course's
 many_rows = torch.randn(1024, 4096)
 
 
@@ -1130,18 +1134,22 @@ reveal(31, pick_fastest=mine)
 # the engine's kernel. (All programs move the same bytes. The recorder watches 16 of them, and the rest
 # is multiplication.)
 #
-# Then what fusion would buy on a GPU, **modelled, not measured**. Count the two norms and the gate of a
-# layer of Llama-3-8B for 512 tokens, on tensors that have no memory, and divide by an H100's 3,350
-# GB/s. The layer's products and its attention take their FLOPs over 989 TFLOP/s, the data sheet's
-# peak (FLOPs and peak: chapter 17). In words: a layer's weights are those of queries and of the output
-# (4,096 × 4,096 each), of keys and of values (4,096 × 1,024 each), and of gate, up and down (4,096 ×
-# 14,336 each), 218 million, and each takes 2 FLOPs for each token. In attention a token takes 4 × 4,096
-# FLOPs for each token that it sees (a multiplication and an addition for the score, and as many for the
-# value), and the 512 tokens see 512 × 513 / 2 in all. The layer's gain is the time of products, attention
-# and parts by operators, divided by the same with the parts by kernels. No kernel reaches the peak, so
-# the products take longer, and the layer gains less than that: a second line assumes half of it. Most of the operators' tensors here have 4 to 15 MB, so an H100's L2
-# can keep them for the next operator: it may fetch less from HBM than we count, and fusion gain less. On
-# the other side, operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for their
+# Then what fusion would buy on a GPU, **modelled, not measured**: a layer of Llama-3-8B with 512 tokens,
+# on an H100 with 3,350 GB/s and a peak of 989 TFLOP/s (data sheet; FLOPs and peak: chapter 17).
+#
+# | quantity | formula | value |
+# |---|---|---|
+# | time of the parts: two norms and a gate | their bytes, counted on tensors without memory, over 3,350 GB/s | printed below |
+# | weights of the products | 2 · 4,096 · 4,096 (queries, output) + 2 · 4,096 · 1,024 (keys, values) + 3 · 4,096 · 14,336 (gate, up, down) | 218 million |
+# | FLOPs of the products | 2 · 512 · weights | 223 billion |
+# | FLOPs of attention | 4 · 4,096 · 512 · 513 / 2: for each token that a token sees, 4,096 multiplications and additions for the score, and as many for the value | 2.2 billion |
+# | time of products and attention | both FLOPs over 989 TFLOP/s | printed below |
+# | gain of the layer | products, attention and parts by operators, over the same with parts by kernels | printed below |
+#
+# The model errs both ways. No kernel reaches the peak, so the products take longer, and the layer gains
+# less: a second line assumes half of the peak. Most of the operators' tensors have 4 to 15 MB, so an
+# H100's L2 can keep them for the next operator: it may fetch less from HBM than we count, and fusion
+# gains less. But operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for their
 # launches: there fusion gains more. So the two ratios below are a model's, and no limits.
 
 # %%
@@ -1190,22 +1198,22 @@ explore(
 # %% [markdown]
 # The kernel stays above the least only because each program asks for the weight, which a cache answers.
 # For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while each
-# launch takes longer. There, fewer kernels are the gain, and recording a whole step to launch it at
-# once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU does. The picture draws
-# 24 kernels both ways. Its times are assumptions (from Python, a launch takes several microseconds): move
-# them. Between two kernels, of which the second needs the first one's result, the GPU itself takes a
-# moment, however they were launched. A kernel that takes longer than a launch hides the next launch: from
-# there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So launches hurt in
-# decode with few sequences, and not in a long prefill (chapter 17).
+# launch takes longer. There, two things help: fewer kernels, and a recorded decode step that is launched
+# as a whole (a [CUDA graph](../docs/glossary.md#cuda-graph)). minigen's engine on a GPU does both. The
+# picture draws 24 kernels both ways. Its times are assumptions (from Python, a launch takes several
+# microseconds): move them. Between two kernels, of which the second needs the first one's result, the GPU
+# itself takes a moment, however they were launched. A kernel that takes longer than a launch hides the
+# next launch: from there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So
+# launches hurt in decode with few sequences, and not in a long prefill (chapter 17).
 #
-# Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory
-# instead of 160. They count the row that goes from layer to layer. By hand, for one token of
-# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB
-# in all. The weights have 141 GB, and every kernel must read them. So such a kernel saves 0.002 % of the
-# bytes. What it can save is launches, and the gaps between kernels, which a graph keeps: one kernel can
-# load the next layer's weights while this one computes. For Llama-1B and one sequence, that made decoding
-# over 1.5 times as fast on an H100 ([measured by its
-# authors](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles)).
+# Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory instead
+# of 160. They count the row that goes from layer to layer. By hand, for one token of Llama-3-70B: the row
+# has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB in all. The weights
+# have 141 GB, and every kernel must read them. So such a kernel saves 0.002 % of the bytes. What it can
+# save is launches, and the gaps between kernels, which a graph keeps: one kernel can load the next
+# layer's weights while this one computes. For Llama-1B and one sequence on an H100, decoding was over 1.5
+# times as fast as with the engines that its authors [compared it
+# with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and SGLang).
 #
 # ## Claims
 
@@ -1282,7 +1290,7 @@ verdicts(
 # <details><summary>3. A program of 8 warps takes 40 registers per thread and no shared memory. How many
 # fit on an SM of an A100, and what is the occupancy?</summary>
 # A warp takes 40 × 32 = 1,280 registers. Twelve warps fit into the 16,384 of a part, 48 into the four
-# parts. These are six programs of 8 warps, and 48 of 64 places for warps: 75 %.</details>
+# parts. So six programs of 8 warps fit, which take 48 of 64 places for warps: 75 %.</details>
 #
 # ## What the production engines do beyond this
 #

@@ -345,7 +345,7 @@ def test_the_engine_says_whose_kernel_ran(capsys: pytest.CaptureFixture[str]) ->
     def own(*arguments: object) -> None: ...
 
     for kernel, wanted in (
-        (kernels.rms_norm_rows, "the package's rms_norm_rows"),
+        (kernels.rms_norm_rows, "the course's rms_norm_rows"),
         (own, "your own"),
     ):
         with using(13, rms_norm=rms_norm_by(kernel)):

@@ -101,10 +101,10 @@ def whose(kernel: Any) -> str:
     """Return a kernel's name with its owner, so that `using` says whose kernel ran.
 
     >>> whose(kernels.rms_norm_rows)
-    "the package's rms_norm_rows"
+    "the course's rms_norm_rows"
     """
     name = getattr(kernel, "__name__", "kernel")
-    owner = "the package's" if kernel is getattr(kernels, name, None) else "your"
+    owner = "the course's" if kernel is getattr(kernels, name, None) else "your"
     return f"{owner} {name}"
 
 
