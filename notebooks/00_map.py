@@ -154,9 +154,9 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 # - `using(...)` puts your function into the running package.
 # - `reveal(...)` opens the package's version once yours has passed.
 #
-# You may skip exercises: later cells then use the package's own part, and say so. The command
-# `minigen workspace FOLDER` copies all notebooks to a folder of your own; `minigen progress FOLDER`
-# says which exercises pass there.
+# You may skip exercises: later cells then use the package's or the course's own part, and say so. The
+# command `minigen workspace FOLDER` copies all notebooks to a folder of your own; `minigen progress
+# FOLDER` says which exercises pass there.
 #
 # **Claims** at the end of each chapter are statements that guides make. The notebook tests them and
 # says which held.
@@ -798,7 +798,7 @@ guess_chats = predict(f"Chats of 4,096 tokens in {MY_GB} GB?", None, within=1.1)
 
 # %% [markdown]
 # Then write it as a function. The formula above asks whether $S$ sequences fit; solve it for the
-# largest whole $S$. `check` returns your function if it passes, and the package's own if it does
+# largest whole $S$. `check` returns your function if it passes, and the course's own if it does
 # not, so the cells below run either way.
 
 # %%

@@ -269,7 +269,7 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 # ## Your turn: the header
 #
 # Write the reader before you see ours. A `TensorEntry` is a record of four fields: `TensorEntry("F32",
-# (576,), begin, end)`. The next cells of this chapter then use *your* header, or the package's as long
+# (576,), begin, end)`. The next cells of this chapter then use *your* header, or the course's as long
 # as yours does not pass.
 
 # %%

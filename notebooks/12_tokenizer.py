@@ -255,8 +255,8 @@ picture(
 # ## Your turn: train
 #
 # Write it in three functions: two do one round (find the pair, merge it), and the third trains. The
-# package's own version opens further below, once yours has passed. Every cell runs even if you skip an
-# exercise: `check` then says that yours is still empty, and returns the package's own part.
+# course's own version opens further below, once yours has passed. Every cell runs even if you skip an
+# exercise: `check` then says that yours is still empty, and returns the course's own part.
 
 # %%
 task(12, "most_common_pair")

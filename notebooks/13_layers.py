@@ -474,7 +474,7 @@ def depends_on_distance_only(encode: Callable[[Tensor, int], Tensor], head_dim: 
 
 # %% [markdown]
 # Once your test passes, it judges three encodings: the sinusoidal vectors of figure 13.2, the
-# rotation, and none at all. As long as it has not passed, the package's own test does.
+# rotation, and none at all. As long as it has not passed, the course's own test does.
 
 
 # %%

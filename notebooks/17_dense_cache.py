@@ -406,7 +406,7 @@ print(
 # `torch.cat` in the smallest version copies all that was kept, in every layer and at every step. A
 # better cache reserves its memory once, for the longest text that it may ever hold, and writes each
 # new token behind the others. It is called **dense**, because one sequence has one contiguous piece
-# of memory. Write it before you look at the package's version.
+# of memory. Write it before you look at the course's version.
 
 # %%
 task(17, "DenseCache")
@@ -445,8 +445,8 @@ my_cache = check(17, DenseCache=DenseCache)
 
 # %% [markdown]
 # The chapter's `DenseRunner` creates a `DenseCache` for each sequence and runs the model on its new
-# tokens, so one line puts yours into it. (The engine has a cache in blocks instead: chapter 22. As long as your cache has not passed, the package's own runs, and
-# the line below says so.)
+# tokens, so one line puts yours into it. (The engine has a cache in blocks instead: chapter 22. As long
+# as your cache has not passed, the course's own runs, and the line below says so.)
 
 # %%
 with using(17, DenseCache=my_cache):

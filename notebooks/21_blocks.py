@@ -511,7 +511,7 @@ replay(
 #
 # ## Your turn
 #
-# Four exercises. Write them before you look at the package's versions: those open below, once yours
+# Four exercises. Write them before you look at ours: they open below, once yours
 # have passed. The first one is the arithmetic of the card.
 
 # %%

@@ -632,7 +632,7 @@ my_tree = check(23, PrefixTree=PrefixTree)
 # %% [markdown]
 # It runs in the engine: `WithoutEviction` adds the methods that it lacks, and they do nothing. That
 # works as long as memory is plentiful. Every call is watched, so a mistake is reported where it was
-# made. (As long as yours has not passed, `my_tree` is the package's.)
+# made. (As long as yours has not passed, `my_tree` is the course's.)
 
 # %%
 growing = load_model(
@@ -744,8 +744,8 @@ reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 # minute, and the second request crashes the server. But this happens only with some questions: with one
 # word more, everything works.*
 #
-# Find the mistake. Pin it first: write a test that fails on this cache and passes on every correct one.
-# Then mend the cache, here in this cell. Your test is judged as well, on caches that are correct and on
+# Find the mistake. First reproduce it with a test that fails on this cache and passes on every correct
+# one. Then fix the cache, here in this cell. Your test is judged as well, on caches that are correct and on
 # some with a mistake of the same family. (It needs the package's allocator: `from
 # minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the interface.)
 # `serve_toy` runs the real engine around a toy model, whose next token follows from all tokens that it

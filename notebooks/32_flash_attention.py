@@ -349,9 +349,9 @@ show(fold_tiles)
 # Mind queries that have seen no key yet. Their maximum is −∞, and −∞ − (−∞) is not a number.
 #
 # One line puts your part to work: while the block runs, the engine's prompts are attended to by the
-# package's loop over tiles of 16 queries by 16 keys, which calls `merge` once for each tile that the mask
+# course's loop over tiles of 16 queries by 16 keys, which calls `merge` once for each tile that the mask
 # leaves: 6 tiles for these 37 tokens, in each of 30 layers. (That loop is your next exercise. Until yours
-# passes, `my_merge` is the package's own.)
+# passes, `my_merge` is the course's own.)
 
 # %%
 task(32, "merge")

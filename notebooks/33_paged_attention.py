@@ -287,10 +287,10 @@ def gather_kernel(
 
 # %% [markdown]
 # In the engine: while the `with` block runs, every decode step gathers keys and values by your
-# kernel. (Until it passes, `mine` is the package's own.)
+# kernel. (Until it passes, `mine` is the course's own.)
 
 # %%
-mine = check(33, gather_kernel=gather_kernel)  # your own if it passed, else the package's
+mine = check(33, gather_kernel=gather_kernel)  # your own if it passed, else the course's
 with attending(llm, gathering(mine)):
     answer = llm.generate("The sea is", greedy).text
 assert answer == expected
@@ -502,7 +502,7 @@ def grouped_kernel(
 
 
 # %%
-mine = check(33, grouped_kernel=grouped_kernel)  # your own if it passed, else the package's
+mine = check(33, grouped_kernel=grouped_kernel)  # your own if it passed, else the course's
 with attending(llm, grouping(mine)):
     assert llm.generate("The sea is", greedy).text == expected
 reveal(33, grouped_kernel=mine)
@@ -644,7 +644,7 @@ def tiled_kernel(
 
 
 # %%
-mine = check(33, tiled_kernel=tiled_kernel)  # your own if it passed, else the package's
+mine = check(33, tiled_kernel=tiled_kernel)  # your own if it passed, else the course's
 with attending(llm, tiling(mine)):
     assert llm.generate("The sea is", greedy).text == expected
 reveal(33, tiled_kernel=mine)
@@ -995,7 +995,7 @@ def join_kernel(
 
 
 # %%
-mine = check(33, join_kernel=join_kernel)  # your own if it passed, else the package's
+mine = check(33, join_kernel=join_kernel)  # your own if it passed, else the course's
 with attending(llm, joining(mine)):
     assert llm.generate("The sea is", greedy).text == expected
 reveal(33, join_kernel=mine)
@@ -1076,7 +1076,7 @@ def decode_kernel(
 
 
 # %%
-mine = check(33, decode_kernel=decode_kernel)  # your own if it passed, else the package's
+mine = check(33, decode_kernel=decode_kernel)  # your own if it passed, else the course's
 with attending(llm, decoding(mine, splits=2)):
     assert llm.generate("The sea is", greedy).text == expected
 reveal(33, decode_kernel=mine)

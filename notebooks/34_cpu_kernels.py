@@ -332,7 +332,7 @@ for name, each in seconds.items():
 #
 # ## Your turn: bytes with a scale
 #
-# Everything below uses your function as soon as it passes, and the package's until then.
+# Everything below uses your function as soon as it passes, and the course's until then.
 
 # %%
 task(34, "quantise_groups")

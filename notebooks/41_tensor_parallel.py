@@ -1096,10 +1096,10 @@ print("three threads continue:", whole.tokenizer.decode(made))
 task(41, "run_parallel_layer")
 
 # %% [markdown]
-# That was a model of three ranks, cut by `my_cut`, with all layers run by `my_layer`. Each is yours
-# if it passed its check, and the package's own if not. Your cut also serves the engine with its three
-# processes. Rank 0 takes yours, the others have the package's; if both cut alike, they make one
-# model:
+# That was a model of three ranks, cut by `my_cut`, with all layers run by `my_layer`. Each is yours if it
+# passed its check; if not, the cut is the package's and the layer the course's. Your cut also serves the
+# engine with its three processes. Rank 0 takes yours, the others have the package's; if both cut alike,
+# they make one model:
 #
 # ```python
 # with using(41, shard_tensors=my_cut):

@@ -462,7 +462,7 @@ def event_data(pieces: Iterable[bytes]) -> Iterator[str]:
 my_event_data = check(51, event_data=event_data)
 
 # %% [markdown]
-# Your reader on a live connection. (Until it passes, `my_event_data` is the package's own.)
+# Your reader on a live connection. (Until it passes, `my_event_data` is the course's own.)
 
 # %%
 with httpx.stream("POST", path, json=asked) as response:
@@ -890,7 +890,7 @@ MyQueue = check(51, BoundedQueue=BoundedQueue)
 
 # %% [markdown]
 # Five clients at once, before an engine that may work for two while one waits. (Until yours passes,
-# `MyQueue` is the package's own.) By the formula, $W = (1 + 1) \cdot 1 / 2 = 1$ second.
+# `MyQueue` is the course's own.) By the formula, $W = (1 + 1) \cdot 1 / 2 = 1$ second.
 
 # %%
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(5) as pool:

@@ -998,7 +998,7 @@ for percent, seconds in run_apart(measure()).items():  # on the running server
 reveal(52, load_test=mine)
 
 # %% [markdown]
-# Until yours passes, `mine` is the package's own. (Twenty requests have no p99. What is printed is
+# Until yours passes, `mine` is the course's own. (Twenty requests have no p99. What is printed is
 # their maximum: nearest rank number 20 of 20.)
 
 # %% [markdown]

@@ -162,10 +162,10 @@ def test_the_curve_says_whose_function_draws_it(capsys: pytest.CaptureFixture[st
         assert axes.lines[0].get_ydata()[0] == half(config, 16, 24e9, 256)
         assert axes.get_title(loc="left") == "How many fit, by your function"
     assert not_yet.lines[0].get_ydata()[0] == most_sequences(config, 16, 24e9, 256)
-    assert not_yet.get_title(loc="left") == "How many fit, by the package's function"
+    assert not_yet.get_title(loc="left") == "How many fit, by the course's function"
     assert capsys.readouterr().out.splitlines() == [
         "half, in place of most_sequences, was called 140 times",
-        "the package's own most_sequences was called 140 times",
+        "the course's own most_sequences was called 140 times",
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_queue_is_filled_by_the_part_in_use() -> None:
 
     drawn = queue(config, 4.5, 24, lengths)
     assert filled(drawn) == 2
-    assert title_of(drawn).startswith("2 of 4 requests run (filled), by the package's function")
+    assert title_of(drawn).startswith("2 of 4 requests run (filled), by the course's function")
     with using(0, first_that_fit=lambda *sizes: cost_model.first_that_fit(*sizes) - 1):
         drawn = queue(config, 4.5, 24, lengths)
     assert filled(drawn) == 1

@@ -4,6 +4,7 @@ import pytest
 
 from minigen.model.attention import attention
 from minigen_course import predict, reveal, task, using
+from minigen_course.ch17_dense_cache.reference import DenseCache
 from minigen_course.figures import show as show_module
 from minigen_course.grading import task as task_module
 from minigen_course.grading.predict import OPEN
@@ -88,6 +89,9 @@ def test_a_part_is_called_yours_only_if_it_is(capsys: pytest.CaptureFixture[str]
     with using(14, attention=attention):
         pass
     assert capsys.readouterr().out == "the package's own attention was called 0 times\n"
+    with using(17, DenseCache=DenseCache):
+        pass
+    assert capsys.readouterr().out == "the course's own DenseCache was created 0 times\n"
 
 
 def test_created_objects_are_counted_and_the_class_is_left_as_it_was(

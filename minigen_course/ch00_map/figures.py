@@ -145,7 +145,7 @@ def in_gb(size: float) -> str:
 
 def _by(part: Callable[..., Any], own: Callable[..., Any]) -> str:
     """Return in words whether `part`, perhaps counted by `using`, is the learner's."""
-    return "by the package's function" if unwrap(part) is own else "by your function"
+    return "by the course's function" if unwrap(part) is own else "by your function"
 
 
 def queue(

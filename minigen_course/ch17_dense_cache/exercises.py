@@ -18,7 +18,7 @@ from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_
 from minigen_course.lab.cost_model import MACHINES, SHAPES, Machine, ModelShape
 from minigen_course.lab.small_model import KV_HEADS, RecordingModel, recording_model
 
-CacheClass = type[Any]  # a learner's class need not inherit from the package's
+CacheClass = type[Any]  # a learner's class need not inherit from the course's
 RunnerClass = type[Any]
 Estimate = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from minigen_course.lab.simulator import CARD, Ask, Knobs, asks, simulate
 NUM_INSTRUCTIONS = 800  # tokens that all chats share, behind `NUM_NAMES` that differ
 JOB_SLOS = (Slo("e2e", 30.0),)  # a nightly job: its answers must be complete in time
 MUST_KEEP = 0.97
-NEAR = 0.95  # of the package's score
+NEAR = 0.95  # of the course's score
 BITS = (16, 8)
 KINDS = {"chat": "chats", "document": "documents", "job": "the job"}  # by tenant
 GAUGES = (

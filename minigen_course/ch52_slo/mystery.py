@@ -167,7 +167,7 @@ def goodput_of(seed: int, knob: str | None = None) -> float:
 
 
 def goal_of(seed: int) -> float:
-    """Return the goodput that a knob must reach: `NEAR` times that of the package's diagnosis."""
+    """Return the goodput that a knob must reach: `NEAR` times that of the course's diagnosis."""
     return GOALS[seed]
 
 

@@ -65,7 +65,7 @@ def using(chapter: int | str, **parts: Any) -> Generator[None, None, None]:
             for module, name, own in changed:
                 setattr(module, name, own)
     for name, part in parts.items():
-        print(_what_ran(name, part, part is known[name].solution, calls[name]))
+        print(_what_ran(name, part, known[name].solution, calls[name]))
 
 
 def _count(calls: dict[str, int], name: str) -> None:
@@ -95,12 +95,13 @@ def _counted_objects(part: type, count: Callable[[], None]) -> Generator[None, N
         yield
 
 
-def _what_ran(name: str, part: Any, is_package: bool, count: int) -> str:
-    """Return a sentence that calls a part yours only if it is."""
+def _what_ran(name: str, part: Any, solution: Any, count: int) -> str:
+    """Return a sentence that calls a part yours only if it is, and else says whose it is."""
     did = "created" if isinstance(part, type) else "called"
     own_name = getattr(part, "__name__", name)
-    if is_package:
-        whose = f"the package's own {name}"
+    if part is solution:
+        owner = "package" if solution.__module__.startswith("minigen.") else "course"
+        whose = f"the {owner}'s own {name}"
     elif own_name == name:
         whose = f"your {name}"
     else:

@@ -24,7 +24,7 @@ from minigen_course.grading.varied import Varied, outcome
 from minigen_course.lab.cost_model import Card
 from minigen_course.lab.simulator import simulate
 
-ENOUGH = 0.5  # of the goodput that the package's knob gives with the same traffic
+ENOUGH = 0.5  # of the goodput that the course's knob gives with the same traffic
 
 NEAR, MUST_KEEP = 0.85, 0.9  # less than the checks ask for, because the traffic is another one
 
