@@ -1,9 +1,11 @@
 """The options and sockets of an engine, checked before any work starts."""
 
+import json
 import re
-from collections.abc import Generator
+import reprlib
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,54 @@ DEFAULT_MODEL = "smollm2-135m"  # a short name that `minigen.hub` knows
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """The settings of speculative decoding; the names are vLLM's where it has them."""
+
+    method: str = option(
+        "own",
+        "Where drafts come from: ngram (the sequence's own text), suffix (finished answers, too), "
+        "draft_model (a second model), grammar (only what a form forces), own (your proposer).",
+        one_of("ngram", "suffix", "draft_model", "grammar", "own"),
+    )
+    num_speculative_tokens: int = option(
+        8, "Drafts of a sequence in one step, at most.", whole(1, 128)
+    )
+    adaptive: bool = option(
+        True, "Ask for as many drafts as pay by what was measured; else always the most.", FLAG
+    )
+    prompt_lookup_min: int = option(2, "Tokens that must be equal before a draft.", whole(1, 64))
+    prompt_lookup_max: int = option(4, "Tokens that are compared, at most.", whole(1, 64))
+    model: str | None = option(
+        None,
+        "The draft model: a name, folder or file, with the same tokens; if absent, the model "
+        "itself.",
+        Values("a model's name", lambda value: isinstance(value, str)),
+    )
+    weights: str = option(
+        "auto",
+        "Format of the draft model's weights.",
+        one_of("auto", "float32", "bfloat16", "int8", "int4"),
+    )
+    num_layers: int | None = option(
+        None, "Layers of the draft model that are used; all if absent.", whole(1, 2**16)
+    )
+
+    def __post_init__(self) -> None:
+        check(self, OptionError)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise OptionError(
+                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max "
+                f"{self.prompt_lookup_max}."
+            )
+        cheaper = self.model is not None or self.weights != "auto" or self.num_layers is not None
+        if self.method == "draft_model" and not cheaper:
+            raise OptionError(
+                "method draft_model needs a model, or other weights or fewer num_layers of the "
+                "model itself."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +147,19 @@ class EngineConfig:
         "What knows the tokens that a form allows, made by NAME(tokenizer, vocab_size, end_ids).",
         part("llguidance"),
     )
+    speculative_config: Any = option(
+        None,
+        "Speculative decoding, for example "
+        '{"method": "ngram", "num_speculative_tokens": 8}; texts stay the same.',
+        Values("a JSON object", lambda value: True),
+        panel="Speculative decoding",
+    )
+    proposer: Any = option(
+        None,
+        "What proposes tokens to speculation, made by NAME().",
+        part(),
+        panel="Speculative decoding",
+    )
     tensor_parallel_size: int = option(
         1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
     )
@@ -113,6 +176,7 @@ class EngineConfig:
                 f"--{'' if on else 'no-'}enable-prefix-caching)."
             )
         check(self, OptionError)
+        self.speculation  # noqa: B018  # raises if it is wrong
         if self.kv_bytes is not None and self.num_blocks is not None:
             raise OptionError(
                 "num_blocks and kv_cache_memory both set the size of the KV cache; give only one "
@@ -145,6 +209,42 @@ class EngineConfig:
         if self.kv_cache_memory is None:
             return None
         return parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """What `speculative_config` and `proposer` ask for; raises `OptionError` if it is wrong."""
+        if self.speculative_config is None and self.proposer is None:
+            return None
+        found = parse_speculative(self.speculative_config or {})
+        if (self.proposer is None) == (found.method == "own"):
+            raise OptionError(
+                "speculative_config needs a method, or a proposer of your own; give one of them."
+            )
+        return found
+
+
+def parse_speculative(value: object) -> SpeculativeConfig:
+    """Return the settings in a mapping, or in the text of a JSON object.
+
+    >>> parse_speculative('{"method": "ngram", "prompt_lookup_max": 3}').prompt_lookup_max
+    3
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise OptionError(f"speculative_config is no JSON: {error}.") from None
+    if not isinstance(value, Mapping):
+        raise OptionError(
+            'speculative_config must be a JSON object such as {"method": "ngram"}, not '
+            f"{reprlib.repr(value)}."
+        )
+    known = {each.name for each in fields(SpeculativeConfig)}
+    if unknown := sorted(str(name) for name in value.keys() - known):
+        raise OptionError(
+            f"speculative_config has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}."
+        )
+    return SpeculativeConfig(**value)
 
 
 def parse_bytes(name: str, value: object) -> int:

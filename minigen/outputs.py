@@ -104,8 +104,11 @@ class RequestState:
         """Add a token to the answer; return it with the text that is final now."""
         self.last_token_ns = time.perf_counter_ns()
         self.first_token_ns = self.first_token_ns or self.last_token_ns
-        params, reason = self.sequence.params, self.sequence.finish_reason
         self.choice.token_ids.append(token.token_id)
+        params, sequence = self.sequence.params, self.sequence
+        # A step may give several tokens; the sequence's reason is that of the last one.
+        is_last = len(self.choice.token_ids) == len(sequence.output_ids)
+        reason = sequence.finish_reason if is_last else None
         if self.choice.logprobs is not None and token.logprobs is not None:
             self.choice.logprobs.append(token.logprobs)
         silent = reason == "stop" and not params.include_stop_str_in_output

@@ -73,6 +73,25 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class Proposer(Protocol):
+    """Guesses the next tokens of sequences, which one step of the model then verifies.
+
+    A wrong guess costs time, and never changes a text.
+    """
+
+    def propose(
+        self, sequences: SequenceOf[Sequence], counts: SequenceOf[int]
+    ) -> SequenceOf[SequenceOf[int]]:
+        """Return drafts for each sequence: tokens that may follow its `token_ids`, in order.
+
+        At most as many as its entry of `counts`; fewer, or none, where it has no good guess.
+        """
+
+    def end(self, sequence: Sequence) -> None:
+        """Take note that a sequence has ended; its `finish_reason` says how."""
+
+
+@runtime_checkable
 class GrammarBackend(Protocol):
     """Compiles the forms that requests ask for; it is built with (tokenizer, vocab_size, end_ids).
 

@@ -1,7 +1,9 @@
 """The unit of work of the engine: a sequence of tokens, one per requested answer."""
 
+import copy
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from minigen.sampling.params import SamplingParams
@@ -48,7 +50,8 @@ class Sequence:
     requested, grows to one entry per prompt token, of which the first is None; only the first of
     the `n` answers has them. `siblings` are the other answers to the prompt if they fork from this
     one once it is computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
-    `processors` change its logits, in this order.
+    `processors` change its logits, in this order. `drafts` are tokens proposed to follow the last
+    one, which the next step verifies (speculative decoding); they are no part of the sequence.
     """
 
     sequence_id: int
@@ -70,6 +73,7 @@ class Sequence:
     prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
     siblings: tuple["Sequence", ...] = ()
     processors: tuple[LogitsProcessor, ...] = ()
+    drafts: tuple[int, ...] = ()
     arrival_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:
@@ -88,8 +92,11 @@ class Sequence:
 
     @property
     def num_wanted(self) -> int:
-        """Tokens for the next step: all new ones, or fewer while prompt logprobs are pending."""
-        num_new = len(self) - self.num_computed
+        """Tokens for the next step: all new ones and the drafts.
+
+        Fewer while prompt logprobs are pending.
+        """
+        num_new = len(self) - self.num_computed + len(self.drafts)
         return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_PER_STEP)
 
     @property
@@ -109,6 +116,17 @@ class Sequence:
         too_soon = len(self.output_ids) < self.params.min_tokens
         return self.stop_ids if too_soon else frozenset()
 
+    def after(self, drafts: SequenceOf[int]) -> "Sequence":
+        """Return a copy as it would be after these drafts, to sample the token that follows them.
+
+        It shares the processors, and owns no blocks.
+        """
+        ahead = copy.copy(self)
+        ahead.output_ids = [*self.output_ids, *drafts]
+        ahead.token_ids = [*self.token_ids, *drafts]
+        ahead.block_ids, ahead.drafts = [], ()
+        return ahead
+
     def append(self, token_id: int) -> None:
         """Append an output token; set `finish_reason` if it is a stop token or the last allowed."""
         self.output_ids.append(token_id)
@@ -121,7 +139,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """The next `num_tokens` tokens of one sequence, which one step computes.
+    """The next `num_tokens` tokens of one sequence, which one step computes; the last are drafts.
 
     `siblings` are those that have not forked from the sequence yet.
     """
@@ -144,6 +162,13 @@ class ScheduledChunk:
         return range(first, min(self.num_tokens, first + sequence.num_pending_prompt_logprobs))
 
     @property
+    def drafts(self) -> tuple[int, ...]:
+        """The proposed tokens at the chunk's end; usually none."""
+        sequence = self.sequence
+        known = len(sequence) - sequence.num_computed
+        return sequence.drafts[: max(self.num_tokens - known, 0)]
+
+    @property
     def samples(self) -> list[Sequence]:
         """The sequences that get a token from this chunk; empty until all tokens are computed."""
         sequence = self.sequence
@@ -153,5 +178,32 @@ class ScheduledChunk:
 
 
 def samples_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:
-    """Return the sequences that get a token from these chunks, in the order of the logits' rows."""
+    """Return the sequences that get a token from these chunks, in the order of the logits' rows.
+
+    Each of a chunk's drafts has one more row, behind its sequence's own (`rows_of`).
+    """
     return [sample for chunk in chunks for sample in chunk.samples]
+
+
+def rows_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:
+    """Return what each row of the logits is sampled for: samples, and samples after drafts.
+
+    Without drafts these are `samples_of(chunks)`. A chunk with k drafts has k + 1 rows: of the
+    sequence itself, and of `sequence.after` its first 1, 2, ... k drafts.
+    """
+    rows: list[Sequence] = []
+    for chunk in chunks:
+        samples, drafts = chunk.samples, chunk.drafts
+        rows += samples
+        rows += [chunk.sequence.after(drafts[: count + 1]) for count in range(len(drafts))]
+    return rows
+
+
+def num_matching(drafts: SequenceOf[int], token_ids: SequenceOf[int]) -> int:
+    """Return how many drafts are right: as many leading ones as equal the sampled tokens."""
+    count = 0
+    for draft, token_id in zip(drafts, token_ids, strict=False):
+        if draft != token_id:
+            break
+        count += 1
+    return count

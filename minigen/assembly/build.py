@@ -8,6 +8,7 @@ import torch
 
 from minigen.assembly import cpu
 from minigen.assembly.processor_parts import describe_processors
+from minigen.assembly.speculative_parts import build_speculator, describe_speculation
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
@@ -121,6 +122,9 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     runner, close = plan.build(manager, num_blocks, num_threads, trace)
     own = options.sampler in (None, "batch", BatchSampler)
     by = f", tokens chosen by {plan.tokens_by}" if own else ""
+    speculator = build_speculator(
+        checkpoint, options, scheduler, manager.num_tokens, make_plan, num_threads
+    )
     choices = {
         "model": f"{checkpoint.config.family}, {checkpoint.form}, from {checkpoint.path}",
         **plan.describe(),
@@ -130,10 +134,11 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
         "scheduler": name_of(scheduler),
         "sampler": name_of(sampler) + by,
         **describe_processors(options),
+        **describe_speculation(options),
         "threads": str(num_threads),
     }
     return Assembly(
-        Engine(scheduler, runner, sampler, trace),
+        Engine(scheduler, runner, sampler, trace, speculator),
         choices,
         manager,
         num_blocks,

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
@@ -10,7 +10,8 @@ from minigen.engine.processor_calls import ProcessorCalls
 from minigen.errors import RequestError
 from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sampling.logprobs import record_prompt_logprobs
-from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, rows_of, samples_of
+from minigen.speculative.speculator import Speculator, is_decoding
 from minigen.trace.events import EventKind, Trace
 
 _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
@@ -20,12 +21,19 @@ class Engine:
     """Runs many sequences concurrently, with the scheduler, runner and sampler passed in to it.
 
     `live` holds the unfinished sequences by id. The engine is not thread-safe: a caller must claim
-    it before stepping it.
+    it before stepping it. With a `speculator`, the scheduler must verify drafts.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, sampler: Sampler, trace: Trace):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        sampler: Sampler,
+        trace: Trace,
+        speculator: Speculator | None = None,
+    ):
         self.scheduler, self.runner, self.sampler = scheduler, runner, sampler
-        self.trace = trace
+        self.trace, self.speculator = trace, speculator
         self.live: dict[int, Sequence] = {}
         self._calls = ProcessorCalls()
         self._failures: list[Exception] = []
@@ -72,29 +80,35 @@ class Engine:
         return bool(self.live)
 
     def step(self) -> list[tuple[Sequence, SampledToken]]:
-        """Run one step; return the sequences that got a token, each with its token.
+        """Run one step; return the sequences that got tokens, with each token.
 
         If the step raises an error, its sequences fail, with the error as their `error`, and it is
         re-raised. All other sequences stay as they were. A logits processor's error ends only its
         own sequence, and is not raised; see `take_failures`.
         """
         started_ns = time.perf_counter_ns()
+        self._draft()
         chunks = self.scheduler.schedule()
         if not chunks:
             return []
-        with self._fail_only(chunks):
+        with self._fail_only([each for chunk in chunks for each in _family(chunk)]):
             self._emit_scheduled(chunks)
-            samples = samples_of(chunks)
-            self._calls.prepare(samples)
+            rows = rows_of(chunks)
+            drafted = {chunk.sequence: chunk.drafts for chunk in chunks if chunk.drafts}
+            self._calls.prepare(samples_of(chunks))
             logits = self.runner.logits(chunks)
-            if len(logits) > len(samples):
+            if len(logits) > len(rows):
                 logits = record_prompt_logprobs(logits, chunks)
-            logits, failed = self._calls.apply(logits, samples)
-            tokens = self.sampler(logits, samples) if samples else []
+            logits, failed = self._calls.apply(logits, rows, drafted)
+            tokens = self.sampler(logits, rows) if rows else []
             progress = self.scheduler.commit(chunks, tokens)
         failed |= self._calls.accept(progress, failed)
         if failed:
             progress = [each for each in progress if each[0] not in failed]
+        if self.speculator is not None:
+            num_tokens = sum(chunk.num_tokens for chunk in chunks)
+            right = self.speculator.learn(drafted, progress, len(rows), num_tokens)
+            self._emit_verified(drafted, right)
         self._finish_step(chunks, progress, started_ns)
         for sequence, error in failed.items():
             self._fail_alone(sequence, error)
@@ -119,19 +133,25 @@ class Engine:
         """
         self._end(self._find(sequence_id), "stop")
 
+    def _draft(self) -> None:
+        """Let the speculator, if there is one, set the drafts of this step."""
+        if self.speculator is not None:
+            live = list(self.live.values())
+            with self._fail_only([each for each in live if is_decoding(each)]):
+                self.speculator.draft(live)
+
     def _find(self, sequence_id: int) -> Sequence:
         if sequence_id not in self.live:
             raise RequestError(f"No request with id {sequence_id} is waiting or running.")
         return self.live[sequence_id]
 
     @contextmanager
-    def _fail_only(self, chunks: SequenceOf[ScheduledChunk]) -> Generator[None, None, None]:
-        """On an error, fail only the sequences in these chunks."""
-        affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.siblings)]
+    def _fail_only(self, sequences: SequenceOf[Sequence]) -> Generator[None, None, None]:
+        """On an error, fail only these sequences."""
         try:
             yield
         except Exception as error:
-            for sequence in affected:
+            for sequence in sequences:
                 if sequence.sequence_id in self.live:
                     self._fail(sequence, error)
             raise
@@ -151,15 +171,21 @@ class Engine:
             self._fail(sequence, error)
             return
         sequence.error, sequence.finish_reason = error, "error"
-        del self.live[sequence.sequence_id]
-        if self.trace.active:
-            self._emit_end(sequence)
+        self._leave(sequence)
 
     def _end(self, sequence: Sequence, reason: str) -> None:
-        del self.live[sequence.sequence_id]
         sequence.finish_reason = reason
         sequence.processors = ()
-        self.scheduler.abort(sequence)
+        try:
+            self.scheduler.abort(sequence)
+        finally:
+            self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        del self.live[sequence.sequence_id]
+        if self.speculator is not None:
+            self.speculator.end(sequence)
         if self.trace.active:
             self._emit_end(sequence)
 
@@ -174,10 +200,8 @@ class Engine:
         for sequence, token in progress:
             if active:
                 self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token.token_id)
-            if sequence.finish_reason is not None:
-                del self.live[sequence.sequence_id]
-                if active:
-                    self._emit_end(sequence)
+            if sequence.finish_reason is not None and sequence.sequence_id in self.live:
+                self._leave(sequence)
         if active:
             self.trace.emit(
                 EventKind.STEP,
@@ -195,6 +219,17 @@ class Engine:
                 computed=chunk.sequence.num_computed,
             )
 
+    def _emit_verified(
+        self, drafted: Mapping[Sequence, SequenceOf[int]], right: Mapping[Sequence, int]
+    ) -> None:
+        for sequence, drafts in drafted.items() if self.trace.active else ():
+            self.trace.emit(
+                EventKind.VERIFIED,
+                sequence.sequence_id,
+                drafted=len(drafts),
+                accepted=right.get(sequence, 0),
+            )
+
     def _emit_end(self, sequence: Sequence) -> None:
         counts = {"output_tokens": len(sequence.output_ids)}
         kind = _UNFINISHED.get(sequence.finish_reason or "")
@@ -202,3 +237,7 @@ class Engine:
             kind = EventKind.FINISHED
             counts["stopped"] = int(sequence.finish_reason == "stop")
         self.trace.emit(kind, sequence.sequence_id, **counts)
+
+
+def _family(chunk: ScheduledChunk) -> tuple[Sequence, ...]:
+    return (chunk.sequence, *chunk.siblings)

@@ -71,11 +71,14 @@ class Packer:
         for chunk in chunks:
             sequence = chunk.sequence
             first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+            drafts = chunk.drafts
             token_ids += sequence.token_ids[first:end]
+            token_ids += drafts
             positions += range(first, end)
             slots += slots_of(sequence.block_ids, range(first, end), self.block_size)
             logits_rows += [starts[-1] + row for row in chunk.prompt_logprob_rows]
             starts.append(len(token_ids))
+            logits_rows += range(len(token_ids) - 1 - len(drafts), len(token_ids) - 1)
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
             context_lens.append(end)
             rows.append(self.manager.rows[sequence])

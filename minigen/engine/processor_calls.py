@@ -1,6 +1,6 @@
 """Runs the logits processors of a step's sequences: prepared beside the model, applied after it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -22,33 +22,39 @@ class ProcessorCalls:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._prepared: Future[Failures] | None = None
+        self._own: frozenset[Sequence] = frozenset()
 
     def prepare(self, samples: SequenceOf[Sequence]) -> None:
         """Start to prepare the processors' next calls, in another thread."""
         processed = [each for each in samples if each.processors]
-        self._prepared = None
+        self._prepared, self._own = None, frozenset(processed)
         if processed:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "minigen-processors")
             self._prepared = self._thread.submit(_prepare, processed)
 
     def apply(
-        self, logits: Float[Tensor, "samples vocab"], samples: SequenceOf[Sequence]
-    ) -> tuple[Float[Tensor, "samples vocab"], Failures]:
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        rows: SequenceOf[Sequence],
+        drafted: Mapping[Sequence, SequenceOf[int]],
+    ) -> tuple[Float[Tensor, "rows vocab"], Failures]:
         """Return the logits as the processors change them, and the sequences whose one failed.
 
-        The row of such a sequence is unchanged. Minus infinity becomes the lowest number, since a
+        `rows` are those of `minigen.sequence.rows_of`, and `drafted` the drafts among them. The row
+        of a sequence that failed is unchanged. Minus infinity becomes the lowest number, since a
         sampler takes infinite logits for a damaged model; its probability is still exactly 0.
         """
         if self._prepared is None:
             return logits, {}
         failed = self._prepared.result()
         with torch.inference_mode():
-            for row, sequence in enumerate(samples):
-                if sequence.processors and sequence not in failed:
+            for row, sequence in enumerate(rows):
+                # Rows after drafts are copies, and follow their sequence's own.
+                if sequence.processors and sequence in self._own and sequence not in failed:
+                    own = logits[row : row + 1 + len(drafted.get(sequence, ()))]
                     try:
-                        changed = _processed(logits[row].clone(), sequence)
-                        logits[row] = changed.clamp_(min=torch.finfo(logits.dtype).min)
+                        _apply_to(own, rows[row:], drafted.get(sequence, ()))
                     except Exception as error:
                         failed[sequence] = error
         return logits, failed
@@ -81,6 +87,32 @@ def _prepare(sequences: Iterable[Sequence]) -> Failures:
         except Exception as error:
             failures[sequence] = error
     return failures
+
+
+def _apply_to(
+    logits: Float[Tensor, "rows vocab"], rows: SequenceOf[Sequence], drafts: SequenceOf[int]
+) -> None:
+    """Change the logits of one sequence and of its drafts; its processors stay where they were.
+
+    Rows after a draft that the processors forbid are left as they are: that draft cannot be right.
+    """
+    processors, lowest = rows[0].processors, torch.finfo(logits.dtype).min
+    num_followed = 0
+    try:
+        for row, draft in enumerate([*drafts, None]):
+            changed = _processed(logits[row].clone(), rows[row])
+            logits[row] = changed.clamp_(min=lowest)
+            if draft is None or logits[row, draft] == lowest:
+                break
+            for each in processors:
+                each.accept(draft)
+            num_followed += 1
+            for each in processors:
+                each.prepare()
+    finally:
+        if num_followed:
+            for each in processors:
+                each.roll_back(num_followed)
 
 
 def _processed(logits: Float[Tensor, " vocab"], sequence: Sequence) -> Float[Tensor, " vocab"]:

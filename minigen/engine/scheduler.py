@@ -6,10 +6,10 @@ Sources: iteration-level scheduling, Yu et al. 2022 (Orca); chunked prefill, Agr
 
 import heapq
 from collections.abc import Sequence as SequenceOf
-from itertools import count
+from itertools import count, islice
 
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, num_matching
 
 Rank = tuple[int, int]  # priority, then arrival; the lowest runs first
 
@@ -22,7 +22,12 @@ class ContinuousScheduler:
     blocks run out, the running sequence of the last rank is preempted: it frees its blocks and
     waits again at its old rank, to be recomputed. So the sequence of the first rank always makes
     progress, and with equal priorities none starves. O(batch) per step, however many wait.
+
+    It verifies the drafts of decodes (`Sequence.drafts`) where blocks and budget are left; they
+    preempt no sequence.
     """
+
+    verifies_drafts = True
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
@@ -68,15 +73,26 @@ class ContinuousScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Mark the chunks as computed, and append to each of their samples its token."""
-        progress = list(zip(samples_of(chunks), tokens, strict=True))
+        """Mark the chunks as computed, and append to each of their samples its token.
+
+        A sequence with drafts gets one token more than drafts are right: each right draft, and the
+        token that was sampled after the last right one.
+        """
+        rows = iter(tokens)
+        answers: list[tuple[Sequence, list[SampledToken], int]] = []
         for chunk in chunks:
-            self._mark_computed(chunk)
-        for sequence, token in progress:
-            sequence.append(token.token_id)
-            if sequence.finish_reason is not None:
-                self._remove(sequence)
-        return progress
+            drafts = chunk.drafts
+            for sample in chunk.samples:
+                own = list(islice(rows, 1 + len(drafts)))
+                num_right = num_matching(drafts, [each.token_id for each in own])
+                answers.append((sample, own[: num_right + 1], num_right))
+            self._mark_computed(chunk, chunk.num_tokens - len(drafts))
+            chunk.sequence.drafts = ()
+        return [
+            (sequence, token)
+            for sequence, own, num_right in answers
+            for token in self._append(sequence, own, num_right)
+        ]
 
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence, waiting or running; do nothing if it was removed already."""
@@ -86,9 +102,11 @@ class ContinuousScheduler:
     def _continue_running(self, batch: dict[Sequence, int]) -> int:
         """Schedule the next tokens of every running sequence; return the remaining budget."""
         budget = self.max_num_batched_tokens
-        in_order = sorted(self.running, key=lambda each: (_is_prefilling(each), self.running[each]))
+        in_order = sorted(self.running, key=lambda each: (_group(each), self.running[each]))
         for sequence in in_order:
             num_tokens = min(sequence.num_wanted, budget)
+            if sequence.drafts and not self.manager.allocate_slots(sequence, num_tokens):
+                sequence.drafts, num_tokens = (), min(1, budget)
             while num_tokens > 0 and sequence in self.running:
                 if self.manager.allocate_slots(sequence, num_tokens):
                     batch[sequence] = num_tokens
@@ -100,6 +118,7 @@ class ContinuousScheduler:
     def _preempt_last(self, batch: dict[Sequence, int]) -> int:
         """Preempt the running sequence of the last rank; return its tokens in `batch`."""
         victim = max(self.running, key=self.running.__getitem__)
+        victim.drafts = ()
         self.manager.free(victim)
         heapq.heappush(self._waiting, (self.running.pop(victim), victim))
         return batch.pop(victim, 0)
@@ -121,10 +140,27 @@ class ContinuousScheduler:
             batch[sequence] = num_tokens
             budget -= num_tokens
 
-    def _mark_computed(self, chunk: ScheduledChunk) -> None:
-        """Mark a chunk as computed; if it completes the sequence, fork the siblings from it."""
+    def _append(
+        self, sequence: Sequence, tokens: list[SampledToken], num_right: int
+    ) -> list[SampledToken]:
+        """Append tokens until the sequence is finished; return those appended.
+
+        The first `num_right` of them were drafts, so their keys and values are computed already.
+        """
+        appended: list[SampledToken] = []
+        while len(appended) < len(tokens) and sequence.finish_reason is None:
+            appended.append(tokens[len(appended)])
+            sequence.append(appended[-1].token_id)
+        if num_right:
+            self.manager.mark_computed(sequence, min(num_right, len(appended)))
+        if sequence.finish_reason is not None:
+            self._remove(sequence)
+        return appended
+
+    def _mark_computed(self, chunk: ScheduledChunk, num_tokens: int) -> None:
+        """Mark tokens as computed; if the chunk completes the sequence, fork the siblings."""
         sequence, samples = chunk.sequence, chunk.samples
-        self.manager.mark_computed(sequence, chunk.num_tokens)
+        self.manager.mark_computed(sequence, num_tokens)
         if samples:
             for sibling in self._siblings.pop(sequence, ()):
                 self.manager.fork(sequence, sibling)
@@ -156,5 +192,6 @@ class ContinuousScheduler:
         return 1 + len(self._siblings.get(sequence, ()))
 
 
-def _is_prefilling(sequence: Sequence) -> bool:
-    return len(sequence) - sequence.num_computed > 1
+def _group(sequence: Sequence) -> int:
+    """Return 0 for a decode, 1 for a decode with drafts, 2 for a prompt."""
+    return 2 if len(sequence) - sequence.num_computed > 1 else int(bool(sequence.drafts))

@@ -34,7 +34,7 @@ def record_prompt_logprobs(
             num_likeliest = sequence.params.prompt_logprobs or 0
             sequence.prompt_logprobs.append(logprobs_of(logits[row], next_id, num_likeliest))
             row += 1
-        sampled += range(row, row := row + len(chunk.samples))
+        sampled += range(row, row := row + len(chunk.samples) + len(chunk.drafts))
     return logits[sampled]
 
 

@@ -60,6 +60,12 @@ class CheckedLogitsProcessor(LogitsProcessor):
                 raise part_error(processor, name, f"must take ({', '.join(arguments)})")
         self.processor = processor
 
+    @property
+    def rolls_back(self) -> bool:
+        """Whether drafts can be tried out: it keeps no count of tokens, or can take them back."""
+        own = {name: _own_method(self.processor, name) for name in ("accept", "roll_back")}
+        return own["roll_back"] is not None or own["accept"] is None
+
     def __call__(self, logits: Logits, output_ids: SequenceOf[int]) -> Logits:
         """Return the processor's logits. Raises `PartError` if they are none."""
         shape, dtype = logits.shape, logits.dtype
@@ -103,6 +109,12 @@ class CheckedLogitsProcessor(LogitsProcessor):
         own = getattr(self.processor, method, None)
         if own is not None:
             own(*arguments)
+
+
+def _own_method(processor: Any, name: str) -> Any:
+    """Return a processor's method, or None if it has none, or only the protocol's own."""
+    found = getattr(processor, name, None)
+    return None if getattr(found, "__func__", None) is getattr(LogitsProcessor, name) else found
 
 
 class CheckedGrammarBackend:

@@ -11,7 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
-from minigen.protocols import BlockAllocator, GrammarBackend, PrefixCache, Sampler, Scheduler
+from minigen.protocols import (
+    BlockAllocator,
+    GrammarBackend,
+    PrefixCache,
+    Proposer,
+    Sampler,
+    Scheduler,
+)
 from minigen.renamed import renamed_methods
 
 
@@ -56,6 +63,7 @@ SOCKETS: dict[str, type] = {
     "prefix_cache": PrefixCache,
     "sampler": Sampler,
     "grammar_backend": GrammarBackend,
+    "proposer": Proposer,
 }
 
 

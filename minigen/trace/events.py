@@ -28,6 +28,7 @@ class EventKind(Enum):
     FORKED = "forked"  # parent, blocks
     PREEMPTED = "preempted"  # computed (tokens that were computed and are lost)
     NEW_TOKEN = "new_token"  # token
+    VERIFIED = "verified"  # drafted, accepted (tokens of this step's speculation)
     FINISHED = "finished"  # output_tokens, stopped (1 by a stop token or string, 0 at its limit)
     ABORTED = "aborted"  # output_tokens
     FAILED = "failed"  # output_tokens (a step raised an error)

@@ -1,0 +1,170 @@
+"""How many drafts pay in the next step: from the share that was right, and the time of steps.
+
+A step over more rows takes longer, and the place of a draft is only reached if all drafts before it
+are right. So drafts are added in the order of their chances while the expected number of tokens per
+second rises. In a large batch, whose steps are long already, that is soon none.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+from minigen.sequence import Sequence
+
+UNKNOWN_SLOPE = 0.05  # of a step's time for each further row, until it is measured
+FIRST_SHARE, FIRST_WEIGHT = 0.5, 2.0  # what is assumed of a proposer that was not tried yet
+FORGET = 0.9  # the weight of what was known, after each further step with drafts
+FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens until drafts that did not pay are tried again
+TRIED = 2  # drafts of such a try
+
+
+class Pace(Protocol):
+    """Chooses the number of drafts of each sequence."""
+
+    def choose(self, decoding: SequenceOf[Sequence], most: int) -> list[int]:
+        """Return for each of these sequences how many drafts to ask for, at most `most`."""
+
+    def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
+        """Take note that of these drafts so many were right, in a step that gave so many tokens."""
+
+    def learn_time(self, rows: int, seconds: float) -> None:
+        """Take note of the time of a step of decodes with so many rows."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence, which has ended."""
+
+
+class FixedPace:
+    """Always asks for as many drafts as allowed."""
+
+    def choose(self, decoding: SequenceOf[Sequence], most: int) -> list[int]:
+        """Return `most` for each."""
+        return [most] * len(decoding)
+
+    def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
+        """Do nothing."""
+
+    def learn_time(self, rows: int, seconds: float) -> None:
+        """Do nothing."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class Record:
+    """What came of one sequence's drafts: right ones and tested ones, the older the less.
+
+    `since` counts the tokens since the last drafts, and `wait` how many to wait for the next try.
+    """
+
+    right: float
+    tested: float
+    since: int = 0
+    wait: int = FIRST_WAIT
+
+    @property
+    def share(self) -> float:
+        """The estimated probability that a draft is right if those before it are."""
+        return self.right / self.tested
+
+
+class StepTimes:
+    """The time of a step of decodes by its number of rows: measured, or between measured ones."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that may be tried: twice as many as were measured."""
+        return 2 * max(self._seconds, default=0)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Add a measurement; the newest counts for a fifth."""
+        known = self._seconds.get(rows, seconds)
+        self._seconds[rows] = known + 0.2 * (seconds - known)
+
+    def __call__(self, rows: int) -> float:
+        """Return the seconds of a step with so many rows, in any unit if none was measured.
+
+        Beyond what was measured, it is a guess that invites a try.
+        """
+        known = sorted(self._seconds)
+        if not known:
+            return 1 + UNKNOWN_SLOPE * rows
+        index = bisect_left(known, rows)
+        if index == len(known) or index == 0:  # beyond what was measured
+            nearest = known[max(index - 1, 0)]
+            return self._seconds[nearest] * (1 + UNKNOWN_SLOPE * (rows - nearest) / nearest)
+        low, high = known[index - 1], known[index]
+        part = (rows - low) / (high - low)
+        return (1 - part) * self._seconds[low] + part * self._seconds[high]
+
+
+class MeasuredPace:
+    """Asks for as many drafts as pay, by each sequence's record and the measured times of steps.
+
+    Where none pay, it tries two again after 16 tokens, and after twice as many each time.
+    """
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._records: dict[Sequence, Record] = {}
+        self._all = Record(FIRST_SHARE * FIRST_WEIGHT, FIRST_WEIGHT)
+
+    def choose(self, decoding: SequenceOf[Sequence], most: int) -> list[int]:
+        """Return how many drafts to ask for, by the largest expected number of tokens a second."""
+        records = [self._record(each) for each in decoding]
+        chances = sorted(
+            (
+                (record.share**place, index)
+                for index, record in enumerate(records)
+                for place in range(1, most + 1)
+            ),
+            reverse=True,
+        )
+        expected, best = float(len(decoding)), 0
+        fastest = expected / self.times(len(decoding)) if decoding else 0.0
+        for count, (chance, _) in enumerate(chances, 1):
+            if len(decoding) + count > self.times.most_rows:
+                break
+            expected += chance
+            speed = expected / self.times(len(decoding) + count)
+            if speed > fastest:
+                fastest, best = speed, count
+        counts = [0] * len(decoding)
+        for _, index in chances[:best]:
+            counts[index] += 1
+        for index, record in enumerate(records):
+            if counts[index] == 0 and record.since >= record.wait:
+                counts[index] = min(TRIED, most)
+        return counts
+
+    def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
+        """Update the sequence's record, and that of all sequences, with which new ones begin."""
+        record = self._record(sequence)
+        if drafted == 0:
+            record.since += tokens
+            return
+        tested = right + (right < drafted)  # what follows the first wrong draft is not tested
+        for each in (record, self._all):
+            each.right = FORGET * each.right + right
+            each.tested = FORGET * each.tested + tested
+        record.since = 0
+        record.wait = FIRST_WAIT if right else min(2 * record.wait, LONGEST_WAIT)
+
+    def learn_time(self, rows: int, seconds: float) -> None:
+        """Add a measurement."""
+        self.times.learn(rows, seconds)
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._records.pop(sequence, None)
+
+    def _record(self, sequence: Sequence) -> Record:
+        if sequence not in self._records:
+            share = self._all.share
+            self._records[sequence] = Record(share * FIRST_WEIGHT, FIRST_WEIGHT)
+        return self._records[sequence]
