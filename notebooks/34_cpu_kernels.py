@@ -34,9 +34,10 @@
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
 # cost* on, are about quantisation and the whole step, for every reader. The four between them build a
-# kernel lane by lane, and a first reading can skip their text (run their cells: *Your panels in the
-# engine* needs one). (Two of their words come back: a **word** is the four bytes that a lane takes at
-# once, and a **panel** is sixteen rows, one for each lane, with the same word of all rows side by side.)
+# kernel lane by lane, and a first reading can skip their text (run their cells: *The measurement again*
+# and *Your panels in the engine* use what they define). (Two of their words come back: a **word** is the
+# four bytes that a lane takes at once, and a **panel** is sixteen rows, one for each lane, with the same
+# word of all rows side by side.)
 #
 # **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
 # sampler.
@@ -119,6 +120,8 @@ chapter_map("CPU kernels", "weights", "KV cache")
 # | $B$ | bytes per second that memory can deliver, the [bandwidth](../docs/glossary.md#memory-bandwidth) | `bandwidth` |
 # | $b$ | bytes of weights that one token reads | `form_bytes[form]` |
 #
+# (A **form** is the format in which the weights are kept: float32, bfloat16, int8 or int4.)
+#
 # The bound holds for one sequence at a time and for weights that no cache holds. (A **cache** is a
 # small, fast memory on the chip. The next section measures yours.) How near does chapter 25's
 # engine come?
@@ -129,8 +132,9 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # %% [markdown]
 # The next cell measures $B$ with a loop that hardly does anything but read: it adds up a quarter of a
 # gigabyte. One loop shows only what *this* loop reads, and memory may deliver more to another. So
-# take the result as a first value of $B$. Two later sections set it beside other readers, and go on with
-# the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ.) `njit` compiles a function when it is first
+# take the result as a first value of $B$. Two later sections compare it with other loops, and go on with
+# the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a step is the 10th percentile of
+# the steps that ran, because other programs disturb the slower ones.) `njit` compiles a function when it is first
 # called. `prange` shares a loop among the processor's **cores**, its parts that compute at the same time.
 # `fastmath` permits sums in another order. That changes float results a little, so a compiler needs
 # permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
@@ -200,7 +204,8 @@ guess_share.compare(
 # | Intel Core since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
 #
-# The package's kernels, and ours below, are always written for sixteen lanes. Where a register is
+# (The names in brackets are those of sets of vector instructions.) The package's kernels, and ours below,
+# are always written for sixteen lanes. Where a register is
 # shorter, the compiler takes two or four registers for them. The results are the same; how many
 # instructions they need differs.
 
@@ -499,11 +504,18 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # write the scale into the sum; the compiler then lays one long sum along the lanes. By the count: 36
 # loads, 36 conversions, 36 multiplications by the inputs, 36 FMAs with the scale, 18 scales to spread
 # over the lanes, and 8 instructions for one sum, 170 in all, 1.5 times those of one scale for each row.
-# In shorter registers the count differs: with eight lanes it is 223, 342 and 312, and with four 437, 522
-# and 598. There loads, conversions and FMAs are most of the work, a sum across four lanes is short, and
-# in this form keeping the lanes apart no longer needs fewer. It does if a group's registers are added up
-# first, and only their sum is multiplied by the scale. Then the count is 152, 258 and 472 for 16, 8 and 4
-# lanes, at every length less than the 270, 342 and 522 of a part for each group.
+# In shorter registers the counts differ:
+#
+# | lanes | a scale for each row | a part for each group | lanes kept apart | the same, a group's registers added up first |
+# |---|---|---|---|---|
+# | 16 | 117 | 270 | 170 | 152 |
+# | 8 | 223 | 342 | 312 | 258 |
+# | 4 | 437 | 522 | 598 | 472 |
+#
+# With eight lanes, keeping them apart still needs fewer instructions than a part for each group. With four
+# it needs more, because there loads, conversions and FMAs are most of the work, and a sum across four
+# lanes is short. In the last column a group's registers are added up first, and only their sum is
+# multiplied by the scale: that needs fewer at every length.
 
 
 # %%
@@ -574,8 +586,9 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # instructions, 3 and more per weight, the loop takes one number at a time and uses no lanes at all.
 # (LLVM, the compiler behind Numba, does so on some processors with AVX-512, for example. Since the size is
 # the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left to lay along
-# the lanes. It lays groups along them instead, in a copy that needs neighbouring groups to be one number
-# apart. They are 32 apart, so the program takes the other copy.) If the ratio is near that of the fewest,
+# the lanes. It then tries to put one number of each of sixteen *groups* into the lanes. These numbers lie
+# 32 apart in memory, and the copy that it made works only if they are neighbours. So the program takes the
+# other copy.) If the ratio is near that of the fewest,
 # your compiler did better, and the first two loops differ by little.
 #
 # Then compare the other two with a scale for each row. Their times can differ by less than the
@@ -918,16 +931,16 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #
 # A bar near the line can belong to a loop that waits for memory. The line alone does not say so, because
 # the longest bar ends at it by definition. The loop waits for memory if it is much faster in a cache:
-# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Loops that wait
-# can hardly differ, however much they compute. They still read at different rates. They read in other
-# numbers of streams and other orders, and those of bytes read 75 to 85 MB, of which a large cache keeps more than of the 268 MB of the
-# sum. So the sum of the first cell need not be the longest bar.
+# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Arithmetic makes
+# hardly a difference among loops that wait. Yet their rates differ, because they also read in different
+# orders. The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than
+# of the sum's 268 MB. So the sum of the first cell need not be the longest bar.
 #
-# The lines below the bars are a ladder. Both of the first two end at *lanes kept apart*. The first has
-# what two things cost together, the copy of the loop that ran and a sum across lanes for each group;
-# the second has the sums and the costs of short loops, less what the lanes pay to spread and multiply
-# by the scales. In the third line floats become integers. The last line is what panels
-# bring: the layout and nothing else. For one token from memory that is next to nothing where the loop
+# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops. Against *a
+# part for each group* it saves the slow copy, if that ran, and the sums across lanes. Against *the same,
+# size unknown*, which uses lanes too, it saves the sums and the costs of short loops, and pays for
+# spreading and multiplying by the scales. In the third line floats become integers. The last line is what
+# panels bring: the layout and nothing else. For one token from memory that is next to nothing where the loop
 # by rows reaches the line as well. Where it is more, the loop by rows stays below the line: it needs
 # more instructions per byte, and a core has only so many of them, and of their loads, under way at
 # once. In a cache it is what the layout saves in instructions, which become the limit when there are
@@ -1083,7 +1096,7 @@ made = lesson.round_weights(matrix.dequantize().numpy(), 4, 32)  # the file's ow
 of_rows = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
 plain = my_product(of_rows, byte_rows(given[None]))
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
-torch.set_num_threads(num_threads)  # the package's kernel left torch one, lest they wait
+torch.set_num_threads(num_threads)  # the package's kernel left torch one, so that they do not wait
 np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
 print(f"of {plain.size} products the compiled ones are the same but for float32's last digits")
 
@@ -1104,8 +1117,8 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
-# model with weights or a cache in int8, or weights in int4, compiles its step, if that was never done
-# here: half a minute, once. `minigen compile` does it ahead.)
+# model with weights or a cache in int8, or weights in int4, compiles its step once, which takes a while.
+# `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -1135,8 +1148,8 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # thread 1's core for a while (grey in figure 34.9). In the left picture all others wait (dotted)
 # until it has come back and done its whole share. In the right one a thread without tasks of its
 # own takes over tasks of others (green): **work stealing** ([Blumofe and Leiserson
-# 1999](https://doi.org/10.1145/324133.324234)). Only the task that thread 1 held in its hands must
-# be waited for. The picture is computed for four threads with six equal tasks each; drag the time
+# 1999](https://doi.org/10.1145/324133.324234)). The others wait only for the task that thread 1 had
+# started. The picture is computed for four threads with six equal tasks each; drag the time
 # that the core is away.
 
 # %%
@@ -1151,13 +1164,15 @@ explore(
 # %% [markdown]
 # The package's step is one compiled function that every thread goes through, phase by phase.
 # Threads are woken at most once per step. Between phases they only read a counter until it says
-# that all tasks are done (`barrier`), and `take` gives a thread its next task. The source of
-# `run_layers` reads like chapter 15: norm, product, rotate, attend, product, norm, two products.
+# that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier counts
+# finished tasks, not threads: it opens when all tasks of the phase are done, even if a thread has not
+# come. The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
+# for the next product (`prepare`), product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
 # compares them with waking the threads for each loop, as `prange` does, and with calling small operators
 # from Python. A thread that comes late leaves its tasks to the others, and a thread alone passes a phase
-# in about 0.05 µs, because it waits for no other. So a run begins when all threads have met, and only
+# more quickly, because it waits for no other. So a run begins when all threads have met, and only
 # runs count in which every thread did at least half of its share of the tasks. The least of these is
 # given. (If it is nan, there was no such run: measure again on a quiet machine. A step of one token has
 # nine phases in each layer, two more in the last, which keep the row that gets logits, and three besides:
@@ -1308,8 +1323,9 @@ rate, constant = lesson.rate_and_constant(amounts, [step_seconds[form] for form 
 picture(
     draw.forms({form: form_bytes[form] for form in others}, of_form, bandwidth, rate, constant),
     "The time of a step against the bytes that it reads. Bars reach from the fastest to the slowest of "
-    "six rounds, dots are the middle. A steeper line than the grey one: bandwidth not reached. Where "
-    "the blue line meets the left edge: the constant part.",
+    "six rounds, dots are the middle. A steeper line than the grey one hints that bandwidth is not "
+    "reached, its value at the left edge at a constant part; if that value is below zero, the line "
+    "fits badly and says neither.",
     number="34.10",
 )
 often = max(some, key=fastest.count)
@@ -1322,6 +1338,7 @@ for form, each in step_seconds.items():
         f"fast as bfloat16, {mark(100 * share, '%')} of its bound"
     )
 guess_int4.compare(speeds["int4"] / speeds["bfloat16"], "times", measured=True)
+measured("int4 against the engine at the top: times as fast", speeds["int4"] / speeds["float32"])
 
 # %%
 print("ms of a step:   its bytes at B   more, since R is lower   constant   not on the line")
@@ -1358,15 +1375,22 @@ print(
 # with one form slower or faster.
 #
 # The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached is
-# clear if $R$ is below its round's $B$ in all fits. (If $B$ is that of the panels, 85 MB, a large cache
+# clear if $R$ is below its round's $B$ in all fits, and $c$ is not below zero in all of them. (If $B$ is that of the panels, 85 MB, a large cache
 # may have kept more of them than of the 269 MB of bfloat16. Figure 34.2 tells whether one core's speed
 # still falls between 64 and 256 MB; if it does, that is a reason for a lower $R$.) A constant part is
 # clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told from a
-# form that is a little off the line, and this measurement cannot say. If $c$ is below zero in all fits,
-# the line does not fit this machine's times, and nothing is clear: a cache helped the small forms, or a
-# measurement was disturbed. Two examples: "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms" says clearly
-# that bandwidth is not reached, and that there is a constant part. "R 82 to 120 %, c -1.2 to 0.9 ms" says
-# neither, because $R$ may be above $B$, and $c$ may be 0. The time of the phases stands beside $c$ for
+# form that is a little off the line. If $c$ is below zero in all fits, the line does not fit this machine's
+# times, and nothing is clear. Three examples:
+#
+# - "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms": clearly bandwidth is not reached, and there is a
+#   constant part.
+# - "R 82 to 120 %, c -1.2 to 0.9 ms" says neither, because $R$ may be above $B$, and $c$ may be 0.
+# - "R 57 to 68 %, c -1.2 to -0.2 ms": look at the shares of the bound, below the figure. If bfloat16, the
+#   largest form, has the smallest share, the loss is no constant part, which would be the largest share of
+#   int4's time. The kernel of bfloat16 may be slower per byte, or a cache helped the smaller forms, or a
+#   measurement was disturbed. The line cannot say which.
+#
+# Where a verdict is "not clear", keep to those shares: they say how much a form loses, but not why. The time of the phases stands beside $c$ for
 # comparison. It is one of the things that take the same time in every form, and it is the least of many
 # runs, while a step also waits for threads that are late.
 #

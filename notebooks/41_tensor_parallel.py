@@ -90,6 +90,7 @@ from minigen_course.ch41_tensor_parallel.lesson import (
     LINKS,
     continue_split,
     fit_link,
+    message_size,
     on_ranks,
     serve_on_ranks,
     split_step_seconds,
@@ -486,7 +487,7 @@ picture(
 #
 # ## What a message costs
 #
-# Let two processes, and then three, do nothing but sum: tensors from 256 bytes to 4 MB.
+# Let two processes, and three, do nothing but sum: tensors from 256 bytes to 4 MB.
 #
 # Predict: two ranks, 1,024 times the bytes (1 MB instead of 1 kB): how many times as long?
 
@@ -511,6 +512,9 @@ for num_ranks, found in times.items():
     measured("  and bandwidth", links[num_ranks].bandwidth / 1e9, "GB/s")
     of_line = links[num_ranks].ring_seconds(2**22, num_ranks)
     measured("  4 MB take, compared with that line,", found[2**22] / of_line, "times as long")
+    of_latency = links[num_ranks].ring_seconds(0, num_ranks)
+    grown = (found[2**22] - of_latency) / (found[2**20] - of_latency)
+    measured("  beyond the latency, 4 MB take", grown, "times as long as 1 MB")
 guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 
 # %% [markdown]
@@ -524,8 +528,8 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
 # Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
 # machine on which this chapter was written, 4 MB on two ranks took clearly longer than the line says,
-# because from 1 MB to 4 MB the time grew faster than the bytes. So no single pair of numbers fits all
-# sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
+# because from 1 MB to 4 MB the time *beyond the latency* grew more than 4 times, and the bytes 4 times. So
+# no single pair of numbers fits all sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
 # less well into the processor's caches.) This chapter uses the line only for the messages of a decode
 # step. They have 2.3 kB and cost their latency, whatever the bandwidth is.
 #
@@ -674,7 +678,8 @@ for name, link in LINKS.items():
 # are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
 # 8 = 3.1 GB/s, for a whole machine.
 #
-# The latencies are assumptions, beside those with which [NCCL
+# The latencies are assumptions. The question is only whether our $\alpha$ is of the right size, so compare
+# it with the latencies with which [NCCL
 # plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc). It has three **protocols**: LL
 # (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal; LL128
 # does the same with less room for marks; Simple sends large pieces with a signal after each. By its plan
@@ -684,7 +689,7 @@ for name, link in LINKS.items():
 # | link | a turn in NCCL's plan, µs (LL, LL128, Simple) | our $\alpha$, µs | NCCL: 6.6 + 14 turns, µs | ours, tree to ring, µs |
 # |---|---|---|---|---|
 # | NVLink | 0.6, 1.9, 3.4 | 2 | 6.6 + 14 · 0.6 = 15 | 12 to 28 |
-# | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 71 |
+# | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 70 |
 # | InfiniBand | 2.7 and more (any network) | 5 | 6.6 + 14 · 2.7 = 44 or more | 32 to 71 |
 # | Ethernet | 2.7 and more (any network) | 30 | 44 or more | 212 to 429 |
 #
@@ -767,9 +772,9 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # %% [markdown]
 # By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
 # takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest, and
-# the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up
-# even decides whether 8 ranks are faster or slower than one. For a long prompt every message carries 34
-# MB: there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor
+# the Ethernet curve stays below 1.4. The columns *all ring* and *all tree* say more: over Ethernet, the way
+# of adding up even decides whether 8 ranks are faster or slower than one. For a long prompt every message
+# carries 34 MB: there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor
 # parallelism lives inside a node, where NVLink is.
 #
 # ## Other ways to cut
@@ -901,15 +906,15 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
 # needs all layers, one after another.
 #
-# **64 sequences, by hand.** The pipeline makes 8 micro-batches of 8 of them. On one card 8 sequences
+# **64 sequences, by hand.** The pipeline makes 8 micro-batches of 8 of them. In decode a micro-batch enters
+# stage 0 with its next token as soon as it comes back from the last stage. On one card 8 sequences
 # take 42.3 ms, so a stage, with an eighth of the layers, takes 42.3 / 8 = 5.3 ms for a micro-batch. A
 # micro-batch passes 8 stages for its next token: 42.3 ms, and 8 transfers. In the same time each stage
 # works on each of the 8 micro-batches once, which is again 42.3 ms. So this is the time of a step of
-# all 64, and only the transfers leave a stage idle: in decode a micro-batch enters stage 0 with its
-# next token as soon as it comes back from the last stage. The step takes hardly less than on one card,
-# because every stage reads its weights 8 times, once per micro-batch. (The little that it gains are the
-# sequences' keys and values: each stage reads its eighth of them while the others read theirs.) The
-# pipeline gains memory, and so room for more sequences.
+# all 64, and only the transfers leave a stage idle. The step takes hardly less than on one card,
+# because every stage reads its weights 8 times, once per micro-batch. (It gains a little because the
+# stages read the keys and values at the same time, each its eighth.) The pipeline gains memory, and so
+# room for more sequences.
 #
 # **A prompt, by hand.** It is cut into 8 chunks of 256 tokens. On one card a chunk takes 35.5 ms to
 # compute, but 41.5 ms to read, nearly all of it weights: 256 tokens are fewer than the 295 or so at
@@ -921,9 +926,10 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 #
 # (The chunks' attention to earlier chunks is left out. The first two columns count eight transfers:
 # seven between stages, and one back to stage 0. The prompt's column and the claim at the end count the
-# seven.) So on 8 cards over Ethernet a pipeline pays for many sequences and for prompts, and tensor
-# parallelism does not; one sequence gains next to nothing from either. (On 2 or 4 cards over Ethernet
-# tensor parallelism makes one sequence 1.3 times as fast, by Figure 41.7.)
+# seven.) So on 8 cards over Ethernet a pipeline makes a prompt 3.3 times as fast and gives many sequences
+# memory (their step is only 1.1 times as fast), and tensor parallelism makes both slower. One sequence
+# gains next to nothing from either. (On 2 or 4 cards over Ethernet tensor parallelism makes one sequence
+# 1.3 times as fast, by Figure 41.7.)
 #
 # ## The measurement again
 #
@@ -1017,7 +1023,8 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 # core. Two devices have two memories, so there the first limit falls away.
 #
 # On several machines `torchrun`, which comes with PyTorch, starts the ranks, and they find each other
-# over the network. On each of three, with the first one's name for HOST:
+# over the network (`--rdzv-...`, from *rendezvous*, says how and where; `c10d` is PyTorch's own way). On
+# each of three, with the first one's name for HOST:
 #
 # ```
 # torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
@@ -1165,8 +1172,8 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # 300 bytes free and needs 240 of them to work in, so its pool gets 60 / 10 = 6 blocks. Rank 1 has 300 and
 # needs 230, so its pool gets 70 / 10 = 7.
 #
-# Pin the mistake by a test, then mend it, both in the next cell. This matters in practice: vLLM takes the
-# least number of blocks that any of its workers can have
+# Write a test that catches the mistake, then correct it, both in the next cell. This matters in practice:
+# vLLM takes the least number of blocks that any of its workers (one process per device) can have
 # ([`kv_cache_utils.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py)),
 # SGLang the least free memory of all ranks
 # ([`utils/common.py`](https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/utils/common.py)).
@@ -1216,6 +1223,10 @@ room = on_ranks(agreed_blocks, [(400, 270), (400, 260)], 10)
 served, alike = serve_on_ranks(five, room), serve_on_ranks(five, [40, 40])
 wrong = sum(mine != right for mine, right in zip(served.answers[0], alike.answers[0], strict=True))
 print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.stuck}")
+for step, (on_0, on_1) in enumerate(served.batches):
+    if on_0 != on_1:
+        sizes = " and ".join(str(message_size(each)) for each in (on_0, on_1))
+        print(f"step {step}, request: tokens {on_0} and {on_1}, sent: {sizes} tokens")
 
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
@@ -1226,8 +1237,10 @@ print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.s
 # simulation both wait for ever; a real library may also stop with an error. The five others are worse
 # off: there the sizes happen to be the same (batches are filled up, here to multiples of 8, as engines
 # do; pale boxes compute several tokens), and sums are made of numbers that belong to different requests.
-# There no rank gets an error: an all-reduce does not know whose numbers it adds. (Once your
-# `agreed_blocks` is mended, the picture shows what should be.)
+# By hand, step 12: rank 0 has 13 tokens of request 3 and 13 of request 4, rank 1 has 14 and 13, and both
+# fill up to 32. The 14th token is of request 4 on rank 0 and of request 3 on rank 1, and their numbers are
+# added. No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your
+# `agreed_blocks` is mended, the picture shows what should be, and no such step is printed.)
 #
 # ## Claims
 #
@@ -1324,8 +1337,8 @@ verdicts(
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
 #   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same
 #   places.
-# - NCCL's ring and tree have a fixed cost and, inside a machine, as many turns as a ring. For decode's
-#   small messages,
+# - NCCL's ring and tree have a fixed cost, and its tree has, inside a machine, as many turns as its ring.
+#   For decode's small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
 #   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
 #   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
@@ -1338,8 +1351,8 @@ verdicts(
 # - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses that an all-reduce is a
 #   reduce-scatter and an all-gather: the first stands behind a row split, the second before the next
 #   column split, and between them each rank computes the norm of an $n$-th of the tokens.
-# - Where all query heads share one compressed key (DeepSeek's MLA), every rank would hold all of
-#   the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
+# - Where all query heads share one compressed key (DeepSeek's multi-head latent attention), every rank would
+#   hold all of the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
 #   [SGLang](https://docs.sglang.io/docs/advanced_features/dcp.md) and vLLM can also cut such a cache
 #   by tokens: context parallelism in decode.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** cuts between

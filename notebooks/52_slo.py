@@ -25,8 +25,8 @@
 # thing. At the end, six servers have faults that only you can find, and a trace of traffic waits
 # for your plan.
 #
-# **Afterwards you can** put a load on a server that tells the truth, read its metrics and write queries
-# for them, say of a slow request where its time went, find the knob for a symptom, and ask whether the
+# **Afterwards you can** put an open-loop load on a server, read its metrics and write queries for
+# them, say of a slow request where its time went, find the knob for a symptom, and ask whether the
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
@@ -57,6 +57,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %%
 from dataclasses import replace
 from functools import partial
+from statistics import NormalDist
 
 import httpx
 import numpy as np
@@ -214,7 +215,7 @@ explore(
 
 # %% [markdown]
 # B is slower by a third on average, and far better to use. On the left, follow A's line: it reaches
-# 0.97 near 0.2 s, stays flat, and takes its last step at 3.5 s. That flat part is the tail, which
+# 0.97 near 0.25 s, stays flat, and takes its last step at 3.5 s. That flat part is the tail, which
 # the mean averages away.
 #
 # ### How many samples does a p99 need?
@@ -226,21 +227,22 @@ explore(
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
-# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be
-# a p97, or the maximum. For $n = 1000$ it is 0.006, so it lies between p98.4 and p99.6. How many seconds
-# that is depends on how far apart the slowest requests are. In the distribution of the next cell p98.4 is
-# 1.24 s, p99 1.43 s and p99.6 1.86 s, so the p99 of a thousand requests may be any of these. The cell
-# draws samples of several sizes, many times, from this one distribution, and prints how far their p99
-# differ. The last lines are of two servers, one of which had a bad minute: how do you add up their p99?
+# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a
+# p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
+# roughly: near 1 the true bounds are not symmetric, and lie lower.) How many seconds that is depends on
+# how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
+# one distribution, whose p99 is 1.43 s, and prints how far their p99 differ. The last lines are of two
+# servers, one of which had a bad minute: how do you add up their p99?
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
     found = np.percentile(rng.lognormal(-1.5, 0.8, (400, size)), 99, axis=1)
-    low, high = np.percentile(found, (5, 95))
+    low, high = np.percentile(found, (2.5, 97.5))
+    shares = [100 * NormalDist().cdf((np.log(each) + 1.5) / 0.8) for each in (low, high)]
     error = 2 * np.sqrt(0.99 * 0.01 / size)
     print(
-        f"{size:>6,} requests: nine of ten p99 lie between {low:.2f} s and {high:.2f} s; "
-        f"formula: share below it 0.99 ± {error:.3f}"
+        f"{size:>6,} requests: 95 of 100 p99 lie between {low:.2f} s and {high:.2f} s, which are "
+        f"p{shares[0]:.1f} and p{shares[1]:.1f}; formula: share below it 0.99 ± {error:.3f}"
     )
 
 one, other = rng.exponential(0.1, 1000), rng.exponential(1.0, 1000)
@@ -262,7 +264,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # For what follows we need minutes of heavy traffic, many times, and the same on every machine. So
 # take the engine's own scheduler, block manager and prefix cache, and let a step take the time that a
 # simple form of chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24
-# GB. (An L4 here is this GPU. In the tables of layers, L4 is the fourth layer; the two have nothing in
+# GB. (An L4 here is this GPU. In the tables of layers, L4 names a layer; the two have nothing in
 # common.) The weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only
 # the model is missing. `Knobs` are what `minigen serve` lets you set, but for `max_wait`, which is
 # only an argument of the class `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's
@@ -322,11 +324,11 @@ for name, value in vitals.rows().items():
 # %% [markdown]
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
-# and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten
-# seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens
-# given up* were computed and lost by preemption. *Refused* requests got status 429 (chapter 51), and keep
-# no objective. *Goodput* is the number of requests per second that keep both objectives; a section below
-# is about it.
+# and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
+# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* were
+# computed and lost by preemption. A *refused* request got status 429 (chapter 51), and counts as one that
+# misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
+# section below is about it.
 #
 # Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
 # depend on the lengths and the load. Here a prompt of 350 tokens takes one step of about 0.06 s, and its
@@ -339,7 +341,7 @@ for name, value in vitals.rows().items():
 # alone says nothing about the load.
 
 # %% [markdown]
-# ## The load generator that lies
+# ## A load generator that misleads
 #
 # How would you test a server? Most scripts do this: send, wait for the answer, send the next. Now
 # the server stands still for ten seconds. What does the script see? A single slow answer, since it
@@ -385,8 +387,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # %% [markdown]
 # The script sent more requests than the people did, and only one of them was slow: 1 of 97. Of the
 # people's sixty requests, ten were slow. The p95 shows it too. The p99 of so few requests depends on the
-# rule. numpy, and so minigen's reports, draw a line between two neighbouring requests,
-# here mostly between the slow one and a quick one. By *nearest rank*, which the exercise below uses, the
+# rule. numpy, and so minigen's reports, draw a line between two neighbouring requests: in the closed loop
+# between a quick request and the slow one, so 0.92 s is a latency that no request had, and in the open loop
+# between two slow ones. By *nearest rank*, which the exercise below uses, the
 # p99 is a request that occurred, here the slowest of each run. The open loop also counts from the
 # *intended* time. A generator that is itself late would otherwise leave its own delay out.
 #
@@ -459,6 +462,9 @@ for count in (175, 350, 700):
         f"{whole.goodput:.1f} per second; {whole.request_rate:.1f} answered per second"
     )
 guess_more.compare(round(num_good[700] / num_good[175], 2), "times")
+for limit in (0.06, 0.07):
+    kept = Rates.of(offered[6], (Slo("ttft", 0.5), Slo("itl", limit)), window)
+    print(f"6 offered, gaps of at most {1e3 * limit:.0f} ms: {kept.good:.1f} good per second")
 times = poisson(most, 50 * most, np.random.default_rng(1))
 more = simulate(chat_of(times), Knobs(max_num_seqs=128, max_num_batched_tokens=512)).outcomes
 wide = Rates.of(more, objectives, window)
@@ -493,7 +499,7 @@ print(
 # resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
 # next resource is full.
 #
-# The objectives matter as much. Drag `itl_ms` to 60: at 6 per second nothing is left, because a step with
+# The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a step with
 # a chunk of 512 prompt tokens takes longer than that.
 #
 # ## What a million tokens costs
@@ -573,15 +579,15 @@ print(*(line for line in lines if not line.startswith("# TYPE")), sep="\n")
 queries(page)  # also checks that this server exports every metric that a query names
 
 # %% [markdown]
-# Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
-# not remember which request was in which bucket. The share of first tokens within 500 ms is an
-# upper bound of the share that keep both, but only among the requests that *got* a first token. A
-# request that is refused, that fails before its first token, or whose client gives up in the queue has no
-# TTFT, so it is in neither part of this ratio. One that fails later is in the ratio, and may even count
-# as good. The generator that lies left the slow requests out, and this ratio leaves out the lost ones: a
-# server that refuses every second request can have a perfect TTFT (one of the cures below is on its way
-# there). So count them, too: `requests_refused_total` (where a server has no such metric, the gateway's
-# log), and the reasons `error` and `abort` of `request_success_total`. Alerts to begin with, in words:
+# Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does not
+# remember which request was in which bucket. The share of first tokens within 500 ms is an upper bound of
+# the share that keep both, but only among the requests that *got* a first token. A request that is
+# refused, that fails before its first token, or whose client gives up in the queue has no TTFT, so this
+# ratio does not count it. One that fails later is counted, and may even count as good. The closed loop
+# left the slow requests out, and this ratio leaves out the lost ones: a server that refuses every second
+# request can have a perfect TTFT (one of the cures below is on its way there). So count them, too:
+# `requests_refused_total` (where a server has no such metric, the gateway's log), and the reasons `error`
+# and `abort` of `request_success_total`. Alerts to begin with, in words:
 #
 # | alert if | because |
 # |---|---|
@@ -655,16 +661,23 @@ draw.dashboard(
 # because the engine has too few batch slots hides the symptom. The refused clients have it now.
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
-# hidden. Where requests wait, *running, at most* is the number of batch slots, unless something else kept
-# them from running. (The latencies are of 30 to 240 requests, so a p99 lies near the maximum.) Ask of
-# each gauge: is it at its limit, and is it the reason? (The limit of *arithmetic used* is below 100 %,
-# because a step also has its overhead, and attention, which the gauge leaves out. By hand, for a step of
-# 512 tokens: 63.5 ms are counted. It takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms
-# if they are the last 512 of 6,000, so at 95 and 81 % the arithmetic is full. Bandwidth has no gauge. It
-# is the answer where steps only decode, ITL breaks its objective, and slots, blocks and arithmetic are
-# free; then weights or a cache in fewer bits help.) In the cell after the table, write one of the six
-# words instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do.
-# There, `>` marks the signs that show the fault, and all columns are of the same requests.
+# hidden. Ask of each gauge: is it at its limit, and is it the reason?
+#
+# - **Batch slots:** *running, at most* may be their number, or what something else let run. Compare it
+#   with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor arithmetic are
+#   full, it was the slots. (If they all came at once and *running, on average* is far lower, slots stood
+#   empty while requests waited. Then the slots are not full.)
+# - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
+#   which the gauge leaves out. By hand, for a step of 512 tokens: 63.5 ms are counted. It takes 66.6 ms if
+#   they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of 6,000: 95 and 81 %.
+# - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50.
+# - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
+#   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
+# - The latencies are of 30 to 240 requests, so a p99 lies near the maximum.
+#
+# In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
+# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
+# columns are of the same requests.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -940,7 +953,7 @@ reveal(52, diagnose=my_diagnoses)
 # %% [markdown]
 # After each cure, ask once more: has the bottleneck moved? `try_knob` shows it.
 #
-# ## Your turn: a load test that does not lie
+# ## Your turn: an open-loop load test
 #
 # `check` says the first thing that is wrong, and runs on a loop whose clock jumps (read that clock:
 # `asyncio.get_running_loop().time()`), so that it takes no time. A small table of what is asked for, for
@@ -1017,15 +1030,15 @@ reveal(52, load_test=mine)
 # \text{score} = \frac{\text{good answers}}{c}$$
 #
 # where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for the
-# plain plan: 18.2 TB read and 2.76 PFLOP computed cost 18,200 / 300 = 60.7 s and 2,760 / 121 = 22.8 s,
-# together 83.5 s of the GPU. (FLOPs are counted by the simple model, with the head for each token of a
-# prompt. The rule is the same for all plans.) A decode step reads the weights once, for one sequence or
-# for sixty. So a plan is cheap if its steps are full, its prompts are computed once, and its requests
-# do not fail. A plan continues the ladder of Figure 25.1: change one field at a time, and each rung has
-# a score. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps are
-# emptier, so more of them read the weights.) The cell shows the fields of a plan, and prints the plain
-# plan's score, its kinds of requests and the gauges that say what is full; `score_of(plan, 2)` is the
-# second trace.
+# plain plan: 18.2 TB read and 2.76 PFLOP ($10^{15}$ FLOPs) computed cost 18,200 / 300 = 60.7 s and 2,760
+# / 121 = 22.8 s, together 83.5 s of the GPU. (FLOPs are counted by the simple model, with the head for
+# each token of a prompt. The rule is the same for all plans.) A decode step reads the weights once, for
+# one sequence or for sixty. So a plan is cheap if its steps are full, its prompts are computed once, and
+# its requests do not fail. A plan continues the ladder of Figure 25.1: change one field at a time, and
+# each rung has a score. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps
+# are emptier, so more of them read the weights.) The cell shows the fields of a plan, and prints the
+# plain plan's score, its kinds of requests and the gauges that say what is full; `score_of(plan, 2)` is
+# the second trace.
 
 # %%
 show(Plan)
@@ -1057,7 +1070,7 @@ reveal(52, make_plan=my_plan)
 # Take the first number again: four batch slots, and a step of up to 2,048 tokens. This is the real
 # engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it.
 #
-# What should they buy? The stutter should be gone. The longest wait should stay nearly as long,
+# What should they buy? The stutter should be nearly gone. The longest wait should stay nearly as long,
 # because it is the long text's own prefill, and more slots do not let this processor compute faster.
 # Requests just behind it still wait, too, as in system 2. Has the bottleneck moved? It is arithmetic now.
 
@@ -1077,9 +1090,10 @@ measured("after", again.itl.max, "s")
 measured("the longest gap is shorter by", before.itl.max / again.itl.max, "times")
 
 # %% [markdown]
-# The stutter is gone: the longest gap has fallen, and so has the median wait. The longest wait has hardly
-# changed. Before, it was the wait of a short request behind the long text, or of the long text itself.
-# Now it is the long text's own prefill. (If the longest wait has fallen to a fraction instead, another
+# The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and
+# the median wait has fallen, too. The longest wait has not become shorter. Before, it was the wait of a
+# short request behind the long text, or of the long text itself. Now it is the long text's own prefill,
+# which takes rather longer in chunks. (If the longest wait has fallen to a fraction instead, another
 # program disturbed the first measurement: run its cell again, and then this one.)
 #
 # ## The opening test, once more
@@ -1195,7 +1209,7 @@ verdicts(
 #   when a request was *to be* sent, ITL and TPOT at its first text.
 # - Means hide the tail, and visits of several requests find it. A p99 wants a thousand requests, and
 #   percentiles of several servers come from the sum of their histograms.
-# - A closed loop sends nothing while the server stands still. An open loop tells the truth.
+# - A closed loop sends nothing while the server stands still. An open loop sends on, and shows the wait.
 # - Goodput counts the requests per second that keep every objective. Beyond saturation throughput stays
 #   on its plateau, and goodput goes to 0, because the queue only grows. Measure both in a window after
 #   the start: what a report of a whole load shows there depends on the load's length. The price of a good
@@ -1280,5 +1294,5 @@ verdicts(
 #   chapter on service-level objectives, and the one on
 #   [overload](https://sre.google/sre-book/handling-overload/).
 #
-# **Next:** nothing more to build before you use it. Put your own model behind `minigen serve`, send
-# it your own traffic, and read its numbers.
+# **Next:** [chapter 53](53_structured_output.ipynb) makes the engine answer in a given form. The server is
+# ready now: put your own model behind `minigen serve`, send it your own traffic, and read its numbers.

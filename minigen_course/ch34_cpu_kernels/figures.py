@@ -226,8 +226,14 @@ def forms(
         axes.vlines(x, 1e3 * min(times), 1e3 * max(times), color=ORANGE, linewidth=2.5)
         axes.plot(x, middle, "o", color=ORANGE, markersize=6)
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axes.annotate(
-            name, (x, middle), (10, -13), textcoords="offset points", color=INK, bbox=ground
+        axes.annotate(  # left of and above its point, where no line passes
+            name,
+            (x, middle),
+            (-8, 8),
+            textcoords="offset points",
+            ha="right",
+            color=INK,
+            bbox=ground,
         )
     x = ends[1] / 1e6
     top = 1.15 * 1e3 * max(*(max(each) for each in seconds.values()), ends[1] / rate + constant)

@@ -359,6 +359,9 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
 
 def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 4."""
+    most_at_once = 64
+    tokens, card = sum(len(each.prompt_ids) for each in load), Card()
+    seconds = tokens * card.shape.flops(0) / card.machine.flops
     return Case(
         "throughput low, machine idle",
         "nothing",
@@ -367,14 +370,15 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         broken,
         simulate(load, replace(knobs, scheduler="continuous")),
         ("tokens per second", "running, on average"),
-        then="`--max-num-seqs` 16 to 64",
-        further=simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=64)),
+        then=f"`--max-num-seqs` 16 to {most_at_once}",
+        further=simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=most_at_once)),
         why="There are sixteen batch slots, on average half of them are empty, and still most "
         "requests wait: a static batch waits for its longest answer (chapter 24). Continuous "
         "batching refills a slot as soon as it is free.",
         moved="Yes: to the batch slots, so more of them give more tokens per second again. The "
-        "objectives stay unmet, because a hundred prompts that come at once need seconds of "
-        "computing. For such a batch job the objective is wrong. Nothing waits for its first "
+        f"objectives stay unmet, because the {tokens:,} tokens of a hundred prompts that come at "
+        f"once need {seconds:.1f} s of arithmetic, and {len(load) - most_at_once} requests still "
+        "wait for a slot. For such a batch job the objective is wrong. Nothing waits for its first "
         "token, so judge it by tokens per second.",
     )
 
@@ -447,7 +451,8 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "that is being computed, and for its own: 4 prompts of about 0.09 s (600 / 8,062 = 0.074 "
         "s of arithmetic, and more with the overhead, attention and the answers' tokens) are 0.36 "
         "s. Behind four others it is 0.54 s, which is too long. With queues of 2, 4 and 8, "
-        f"{kept[0]}, {kept[1]} and {kept[2]} keep both.",
+        f"{kept[0]}, {kept[1]} and {kept[2]} keep both. (A queue of 4 is not always full, so most "
+        "requests still wait for fewer than four others.)",
         moved="No, and it will not until there is a second machine, because no setting makes this "
         "one larger.",
     )
