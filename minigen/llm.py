@@ -227,12 +227,14 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        predicted_ids: SequenceOf[int] = (),
     ) -> list[RequestState]:
         """Check requests and return their states, which an `EngineThread`'s dispatcher accepts.
 
+        `predicted_ids` are what the answers are expected to be: they come faster where they are.
         Safe to call in any thread. Raises `PromptError` or `ParamsError`.
         """
-        return self._requests.process(prompts, params, priority, cache_salt)
+        return self._requests.process(prompts, params, priority, cache_salt, predicted_ids)
 
     def chat(
         self, messages: SequenceOf[Mapping[str, Any]], params: SamplingParams | None = None

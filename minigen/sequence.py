@@ -52,6 +52,8 @@ class Sequence:
     one once it is computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
     `processors` change its logits, in this order. `drafts` are tokens proposed to follow the last
     one, which the next step verifies (speculative decoding); they are no part of the sequence.
+    `num_drafted` and `num_accepted` count all drafts so far. `predicted_ids` are what the client
+    expects of the answer, from which drafts are taken.
     """
 
     sequence_id: int
@@ -74,6 +76,9 @@ class Sequence:
     siblings: tuple["Sequence", ...] = ()
     processors: tuple[LogitsProcessor, ...] = ()
     drafts: tuple[int, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
+    predicted_ids: tuple[int, ...] = ()
     arrival_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:

@@ -6,22 +6,28 @@ model says.
 
 import json
 import random
+import re
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from minigen import LLM, SamplingParams
+from minigen.engine.dispatcher import SharedSteps
 from minigen.errors import MinigenError, OptionError, PartError
 from minigen.outputs import RequestOutput
 from minigen.sequence import Sequence, num_matching
+from minigen.server.app import create_service
+from minigen.server.models import ModelHost
 from minigen.speculative.ngram import NgramIndex, NgramProposer
 from minigen.speculative.pace import MeasuredPace, StepTimes
 from minigen.speculative.suffix import SuffixProposer
 from minigen.trace.events import EventKind
-from tests.serving import is_empty
+from tests.serving import is_empty, load_tiny, serving
 from tests.tiny import TINY_VOCAB
 
 TOKENS = 24
@@ -513,7 +519,7 @@ def test_a_batch_whose_steps_are_long_gets_no_drafts() -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "speculative_config is no JSON"),
     "a list": ("[1]", "must be a JSON object"),
-    "unknown": ({"methd": "ngram"}, "has no setting 'methd'"),
+    "unknown": ({"methods": "ngram"}, "has no setting 'methods'"),
     "unknown method": ({"method": "eagle"}, "method must be one of"),
     "no method": ({"num_speculative_tokens": 3}, "needs a method, or a proposer"),
     "too many": ({"method": "ngram", "num_speculative_tokens": 0}, "a whole number from 1"),
@@ -568,3 +574,51 @@ def test_a_proposer_that_breaks_its_contract_is_named(
     own.proposer.proposer = Knowing(known)
     again = llm.generate(PROMPTS, params_of(ignore_eos=True))
     assert answers_of(again) == known
+
+
+def test_a_predicted_answer_needs_fewer_steps(tiny_directory: Path, plain: LLM) -> None:
+    asked = SamplingParams(temperature=1, seed=3, max_tokens=80, ignore_eos=True)
+    expected = answers_of(plain.generate(PROMPTS[1:2], asked))
+    (answer,) = expected.values()
+    edited = [*answer[:30], 9, 9, *answer[34:]]
+    llm = load(tiny_directory)
+    for predicted, most_steps in ((answer, 40), (edited, 50), ([9] * 80, 80), ([], 80)):
+        states = llm.process_requests([PROMPTS[1]], asked, predicted_ids=predicted)
+        with llm.record() as recorder:
+            for _ in SharedSteps(llm.engine).run(states):
+                pass
+        steps = sum(each.kind is EventKind.STEP for each in recorder.events)
+        assert states[0].choice.token_ids == answer
+        assert steps <= most_steps
+        assert (states[0].sequence.num_accepted > 40) == (most_steps < 80)
+
+
+def test_a_server_takes_predictions_and_counts_them(tiny_directory: Path) -> None:
+    host = ModelHost({"tiny": partial(load_tiny, tiny_directory)})
+    with serving(host, create_service(host)) as url:
+        letters = {"regex": "[a-z]{60}"}  # so that the text has the tokens of the answer
+        messages = [{"role": "user", "content": "ab"}]
+        body = {"messages": messages, "seed": 1, "max_tokens": 60, "structured_outputs": letters}
+        first = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+        text = first["choices"][0]["message"]["content"]
+        assert "completion_tokens_details" not in first["usage"]
+        body["prediction"] = {"type": "content", "content": [{"type": "text", "text": text}]}
+        again = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+        details = again["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 10
+        page = httpx.get(f"{url}/metrics").text
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        counts = {name: metric(page, f"minigen:spec_decode_{name}_total") for name in names}
+        assert counts["num_accepted_tokens"] == details["accepted_prediction_tokens"]
+        at = re.findall(r'accepted_tokens_per_pos_total{.*position="(\d+)"} (\d+)', page)
+        assert sum(int(count) for _, count in at) == counts["num_accepted_tokens"]
+        wrong = httpx.post(f"{url}/v1/chat/completions", json=body | {"prediction": "text"})
+        assert wrong.status_code == 400
+        assert "prediction" in wrong.json()["error"]["message"]
+
+
+def metric(page: str, name: str) -> int:
+    found = re.search(rf"(?m)^{name}{{.*}} (\d+)", page)
+    assert found is not None, name
+    return int(float(found[1]))

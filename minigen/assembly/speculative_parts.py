@@ -18,6 +18,7 @@ from minigen.speculative.draft_model import DraftModelProposer
 from minigen.speculative.forced import ForcedFirst, NoProposer
 from minigen.speculative.ngram import NgramProposer
 from minigen.speculative.pace import FixedPace, MeasuredPace
+from minigen.speculative.predicted import PredictedFirst
 from minigen.speculative.speculator import Speculator
 from minigen.speculative.suffix import SuffixProposer
 from minigen.trace.events import Trace
@@ -36,16 +37,22 @@ def build_speculator(
     make_plan: MakePlan,
     num_threads: int,
 ) -> Speculator | None:
-    """Return the speculator that the options ask for, or None. Raises `OptionError`."""
+    """Return the speculator that the options ask for. Raises `OptionError` if they cannot be met.
+
+    Without options it serves predicted texts only; it is None where the scheduler verifies none.
+    """
     config = options.speculation
-    if config is None:
+    verifies = getattr(scheduler, "verifies_drafts", False)
+    if config is None and not verifies:
         return None
-    if not getattr(scheduler, "verifies_drafts", False):
+    if not verifies:
         raise OptionError(
             f"scheduler {name_of(scheduler)} verifies no drafts: speculation needs the scheduler "
             "'continuous'."
         )
-    if options.proposer is not None:
+    if config is None:
+        proposer: Proposer = NoProposer()
+    elif options.proposer is not None:
         proposer = _own(options)
     elif config.method == "ngram":
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
@@ -55,14 +62,15 @@ def build_speculator(
         proposer = NoProposer()
     else:
         proposer = _draft_model(checkpoint, options, config, make_plan, num_threads)
-    most_in_all = options.max_num_batched_tokens - options.max_num_seqs
+    used = config or SpeculativeConfig()
     return Speculator(
-        ForcedFirst(proposer),
-        MeasuredPace() if config.adaptive else FixedPace(),
+        PredictedFirst(proposer if config is None else ForcedFirst(proposer)),
+        MeasuredPace() if used.adaptive else FixedPace(),
         checkpoint.config.vocab_size,
         num_slots,
-        config.num_speculative_tokens,
-        most_in_all,
+        used.num_speculative_tokens,
+        options.max_num_batched_tokens - options.max_num_seqs,
+        only_predicted=config is None,
     )
 
 

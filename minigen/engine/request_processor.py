@@ -50,9 +50,11 @@ class RequestProcessor:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         priority: int = 0,
         cache_salt: str | None = None,
+        predicted_ids: SequenceOf[int] = (),
     ) -> list[RequestState]:
         """Return the state of every requested answer, after checking all prompts and parameters.
 
+        `predicted_ids` are what the answers are expected to be, from which drafts are taken.
         Raises `PromptError` or `ParamsError`, before any work starts, if one of them is invalid.
         """
         if params is None or isinstance(params, SamplingParams):
@@ -82,7 +84,9 @@ class RequestProcessor:
                         sequence.choice, logprobs=None if own.logprobs is None else []
                     ),
                 )
-                for sequence in self._sequences(prompt_ids, own, priority, cache_salt)
+                for sequence in self._sequences(
+                    prompt_ids, own, priority, cache_salt, tuple(predicted_ids)
+                )
             ]
         return answers
 
@@ -92,6 +96,7 @@ class RequestProcessor:
         params: SamplingParams,
         priority: int,
         cache_salt: str | None,
+        predicted_ids: tuple[int, ...],
     ) -> list[Sequence]:
         """Return the sequences of the `n` answers; the others are siblings of the first."""
         first_id, *other_ids = (next(self._sequence_ids) for _ in range(params.n))
@@ -104,6 +109,7 @@ class RequestProcessor:
             end_ids=self.end_ids,
             priority=priority,
             cache_salt=cache_salt,
+            predicted_ids=predicted_ids,
         )
         processors = self._make_processors(params, prompt_ids)
         others = [

@@ -54,7 +54,10 @@ BUCKETS = {
 COUNTERS = (
     *("prompt_tokens", "generation_tokens", "num_preemptions"),
     *("prefix_cache_queries", "prefix_cache_hits"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
+    "spec_decode_num_accepted_tokens",
 )
+MOST_POSITIONS = 128  # of drafts, as many as a step may have
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 REASONS = ("stop", "length", "abort", "error")
 REFUSALS = (429, 503)  # statuses: above a limit, while the server shuts down
@@ -82,11 +85,15 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Readings:
-    """A snapshot of one model's metrics, by the names above; `histograms` as (counts, sum)."""
+    """A snapshot of one model's metrics, by the names above; `histograms` as (counts, sum).
+
+    `accepted_at` counts the accepted drafts by their place, as far as there were any.
+    """
 
     gauges: dict[str, float]
     counters: dict[str, int]
     ended: dict[str, int]
+    accepted_at: list[int]
     histograms: dict[str, tuple[list[int], float]]
 
 
@@ -116,10 +123,12 @@ class Metrics:
             on_token=self._on_token,
             on_end=self._on_end,
             on_step=self._on_step,
+            on_verified=self._on_verified,
         )
         self._kv_used = 0.0
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._ended = dict.fromkeys(REASONS, 0)
+        self._accepted_at: list[int] = []
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
         self._gaps = self._histograms["inter_token_latency_seconds"]
 
@@ -137,11 +146,18 @@ class Metrics:
                 "num_requests_waiting": len(timeline.requests) - num_running,
                 "kv_cache_usage_perc": self._kv_used,
             }
-            counters = self._counters | {"num_preemptions": timeline.work.preemptions}
+            work = timeline.work
+            counters = self._counters | {
+                "num_preemptions": work.preemptions,
+                "spec_decode_num_drafts": work.drafts,
+                "spec_decode_num_draft_tokens": work.tokens_drafted,
+                "spec_decode_num_accepted_tokens": work.tokens_accepted,
+            }
             histograms = {
                 name: (each.counts.copy(), each.total) for name, each in self._histograms.items()
             }
-            return Readings(gauges, counters, self._ended.copy(), histograms)
+            accepted_at = self._accepted_at.copy()
+            return Readings(gauges, counters, self._ended.copy(), accepted_at, histograms)
 
     def _on_step(self, event: Event) -> None:
         self._kv_used = self.kv_usage()
@@ -161,6 +177,12 @@ class Metrics:
         self._observe("time_to_first_token_seconds", request.arrived_ns, event.time_ns)
         if request.parent is None and request.prompt_tokens is not None:
             self._counters["prompt_tokens"] += request.prompt_tokens
+
+    def _on_verified(self, request: Request, event: Event) -> None:
+        accepted = min(event.counts["accepted"], MOST_POSITIONS)
+        self._accepted_at += [0] * (accepted - len(self._accepted_at))
+        for place in range(accepted):
+            self._accepted_at[place] += 1
 
     def _on_end(self, request: Request, event: Event) -> None:
         self._kv_used = self.kv_usage()
@@ -200,6 +222,10 @@ HELP = {
     "num_preemptions": "Preemptions: a running request freed its blocks and is recomputed later.",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens that were found in the prefix cache.",
+    "spec_decode_num_drafts": "Steps of a request that verified drafts (speculative decoding).",
+    "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "spec_decode_num_accepted_tokens_per_pos": "The same, by their position in the draft.",
     "request_success": "Requests that ended, by the reason: stop, length, abort, error.",
     "requests_refused": "Requests that were not admitted, by the status: 429 or 503.",
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
@@ -275,6 +301,7 @@ class MetricsPage(Collector):
     def _families(self, readings: Mapping[str, Readings]) -> Iterable[Metric]:
         yield from (self._gauge(name, readings) for name in GAUGES)
         yield from (self._counter(name, readings) for name in COUNTERS)
+        yield self._accepted(readings)
         yield self._ended(readings)
         yield self._refusals()
         yield from (self._histogram(name, readings) for name in BUCKETS)
@@ -289,6 +316,15 @@ class MetricsPage(Collector):
         family = CounterMetricFamily(self.prefix + name, HELP[name], labels=LABELS)
         for model, each in readings.items():
             family.add_metric([model], each.counters[name])
+        return family
+
+    def _accepted(self, readings: Mapping[str, Readings]) -> Metric:
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        labels = (*LABELS, "position")
+        family = CounterMetricFamily(self.prefix + name, HELP[name], labels=labels)
+        for model, each in readings.items():
+            for position, count in enumerate(each.accepted_at):
+                family.add_metric([model, str(position)], count)
         return family
 
     def _ended(self, readings: Mapping[str, Readings]) -> Metric:

@@ -35,7 +35,7 @@ class Speculator:
 
     A sequence gets at most `most_drafts` tokens, and all together at most `most_in_all`. `pace`
     chooses how many to ask for. `num_slots` is the length of the longest sequence that a block
-    table holds.
+    table holds. With `only_predicted`, it does nothing while no sequence has a predicted text.
     """
 
     def __init__(
@@ -46,15 +46,21 @@ class Speculator:
         num_slots: int,
         most_drafts: int,
         most_in_all: int,
+        only_predicted: bool = False,
     ):
         self.proposer, self.pace = proposer, pace
         self.vocab_size, self.num_slots = vocab_size, num_slots
         self.most_drafts, self.most_in_all = most_drafts, most_in_all
+        self.only_predicted = only_predicted
         self.counts = DraftCounts(accepted_at=[0] * most_drafts)
-        self._started = 0.0
+        self._started: float | None = None  # of this step, if it is observed
 
     def draft(self, sequences: Iterable[Sequence]) -> None:
         """Set the drafts of those sequences that are decoding."""
+        sequences = list(sequences)
+        self._started = None
+        if self.only_predicted and not any(each.predicted_ids for each in sequences):
+            return
         self._started = time.perf_counter()
         decoding = [each for each in sequences if is_decoding(each)]
         asked, counts, left = [], [], self.most_in_all
@@ -84,6 +90,8 @@ class Speculator:
 
         The step had `num_rows` rows of logits and computed `num_tokens` tokens.
         """
+        if self._started is None:
+            return {}
         if num_rows == num_tokens:  # no prompts
             self.pace.learn_time(num_rows, time.perf_counter() - self._started)
         appended: dict[Sequence, list[int]] = {}
@@ -97,7 +105,7 @@ class Speculator:
                 self.pace.learn_right(sequence, len(drafts), num_right, len(token_ids))
             if drafts:
                 right[sequence] = num_right
-                self._count(len(drafts), num_right)
+                self._count(sequence, len(drafts), num_right)
         return right
 
     def end(self, sequence: Sequence) -> None:
@@ -113,7 +121,9 @@ class Speculator:
                 return tuple(drafts[:index])
         return tuple(drafts)
 
-    def _count(self, drafted: int, accepted: int) -> None:
+    def _count(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        sequence.num_drafted += drafted
+        sequence.num_accepted += accepted
         self.counts.drafts += 1
         self.counts.drafted += drafted
         self.counts.accepted += accepted

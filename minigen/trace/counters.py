@@ -12,7 +12,8 @@ class WorkCounters:
     been computed before a preemption, otherwise in `tokens_prefilled` if it belongs to the prompt,
     and in `tokens_decoded` after the prompt. Tokens that need no computation are `tokens_cached`,
     found in the prefix cache (also after a preemption), and `tokens_shared`, which a fork gets from
-    its parent.
+    its parent. A step of a sequence with `drafts` verifies `tokens_drafted`, of which
+    `tokens_accepted` were right; all of them are decoded, too.
 
     `kv_bytes` is the size in bytes of one token's keys and values in one layer, and `windows` has
     each layer's sliding window, in tokens. `kv_bytes_read` is the number of bytes that attention
@@ -37,6 +38,9 @@ class WorkCounters:
     blocks_copied: int = field(default=0, init=False)
     blocks_evicted: int = field(default=0, init=False)
     kv_bytes_read: int = field(default=0, init=False)
+    drafts: int = field(default=0, init=False)
+    tokens_drafted: int = field(default=0, init=False)
+    tokens_accepted: int = field(default=0, init=False)
 
     @property
     def tokens_computed(self) -> int:

@@ -117,6 +117,7 @@ class Timeline:
     on_cached: Hook = _ignore
     on_evicted: EngineHook = _ignore
     on_step: EngineHook = _ignore
+    on_verified: Hook = _ignore
     on_message: EngineHook = _ignore
 
     def __post_init__(self) -> None:
@@ -136,6 +137,7 @@ class Timeline:
             EventKind.SCHEDULED: self._run if self.times_only else self._schedule,
             EventKind.FORKED: self._fork,
             EventKind.NEW_TOKEN: self._add_token,
+            EventKind.VERIFIED: self._verify,
             EventKind.PREEMPTED: self._preempt,
             **dict.fromkeys(_ENDED, self._end),
         }
@@ -244,6 +246,12 @@ class Timeline:
         request.last_token_ns = time_ns
         request.output_tokens += 1
         self.on_token(request, event)
+
+    def _verify(self, request: Request, event: Event) -> None:
+        self.work.drafts += 1
+        self.work.tokens_drafted += event.counts["drafted"]
+        self.work.tokens_accepted += event.counts["accepted"]
+        self.on_verified(request, event)
 
     def _preempt(self, request: Request, event: Event) -> None:
         self.work.preemptions += 1

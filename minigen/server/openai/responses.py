@@ -148,11 +148,14 @@ class Head:
 
 
 def usage_of(answers: SequenceOf[RequestState], without_output: bool = False) -> dict[str, Any]:
-    """Count the prompt tokens, cached prompt tokens and output tokens; each prompt counts once."""
+    """Count the prompt tokens, cached prompt tokens and output tokens; each prompt counts once.
+
+    If the client predicted the answer, also count the drafted tokens that were right and wrong.
+    """
     firsts = [answer.sequence for answer in answers if answer.choice.index == 0]
     prompt = sum(len(sequence.prompt_ids) for sequence in firsts)
     output = 0 if without_output else sum(len(answer.choice.token_ids) for answer in answers)
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
@@ -160,6 +163,14 @@ def usage_of(answers: SequenceOf[RequestState], without_output: bool = False) ->
             "cached_tokens": sum(sequence.num_cached or 0 for sequence in firsts)
         },
     }
+    sequences = [answer.sequence for answer in answers]
+    if any(each.predicted_ids for each in sequences):
+        accepted = sum(each.num_accepted for each in sequences)
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(each.num_drafted for each in sequences) - accepted,
+        }
+    return usage
 
 
 def failed_event(error: ApiError) -> bytes:

@@ -22,6 +22,7 @@ from minigen.server.openai.schema import (
     CompletionRequest,
     Generation,
     Message,
+    Prediction,
     TokenizeRequest,
 )
 from minigen.server.replies import ReadRequest, Reply
@@ -115,9 +116,21 @@ def chat_answers(llm: LLM, request: ChatRequest) -> tuple[list[RequestState], Ch
         )
         params = replace(params, **turn.params)
         answers = llm.process_requests(
-            [turn.prompt_ids], params, request.priority or 0, request.cache_salt
+            [turn.prompt_ids],
+            params,
+            request.priority or 0,
+            request.cache_salt,
+            _predicted_ids(llm, request.prediction),
         )
     return answers, turn
+
+
+def _predicted_ids(llm: LLM, prediction: Prediction | None) -> list[int]:
+    if prediction is None:
+        return []
+    content = prediction.content
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return llm.tokenizer.encode(text, add_special_tokens=False)
 
 
 def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestState]:

@@ -306,6 +306,13 @@ class Conversation(Strict):
     documents: Annotated[Any, OnlyDefault([])] = None
 
 
+class Prediction(Strict):
+    """A text that the answer is expected to repeat for the most part, such as a file to edit."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(Generation, Conversation, Tooled):
     """`POST /v1/chat/completions`."""
 
@@ -327,6 +334,9 @@ class ChatRequest(Generation, Conversation, Tooled):
     top_logprobs: int | None = Field(
         None, ge=0, le=MOST_TOP_LOGPROBS, description="Also return those of the most likely tokens."
     )
+    prediction: Prediction | None = Field(
+        None, description="What the answer is expected to be; it only makes it faster."
+    )
 
     echo: Annotated[Any, OnlyDefault(False)] = None
     add_special_tokens: Annotated[Any, OnlyDefault(False)] = None
@@ -335,7 +345,6 @@ class ChatRequest(Generation, Conversation, Tooled):
     functions: Annotated[Any, OnlyDefault([])] = None
     modalities: Annotated[Any, OnlyDefault(["text"])] = None
     moderation: Annotated[Any, OnlyDefault()] = None
-    prediction: Annotated[Any, OnlyDefault()] = None
     reasoning_effort: Annotated[Any, OnlyDefault("none")] = None
     verbosity: Annotated[Any, OnlyDefault("medium")] = None
     web_search_options: Annotated[Any, OnlyDefault()] = None
