@@ -353,6 +353,7 @@ def names_and_separators(part: PatternOfSchema) -> None:
     _expect_pattern(part, three, [right], wrong)
     _expect_pattern(part, {"a b*": null}, ['{"a b*": null}'], ['{"a bb": null}', '{"a b": null}'])
     _expect_pattern(part, {'say "a"': null}, ['{"say \\"a\\"": null}'], ['{"say "a"": null}'])
+    _expect_pattern(part, {"é": null}, ['{"é": null}'], [json.dumps({"é": None}), '{"e": null}'])
 
 
 def integers(part: PatternOfSchema) -> None:
@@ -383,7 +384,7 @@ def short_strings(part: PatternOfSchema) -> None:
 def enums_and_booleans(part: PatternOfSchema) -> None:
     """an enum, a boolean and null:"""
     sizes = {"a": {"enum": ["small", "l.", 3, None, "é"]}}
-    wrong = _one('"sm"', '"lx"', "small", '"3"', "33", '"small"3')
+    wrong = _one('"sm"', '"lx"', "small", '"3"', "33", '"small"3', json.dumps("é"))
     _expect_pattern(part, sizes, _one('"small"', '"l."', "3", "null", '"é"'), wrong)
     right = _one("true", "false")
     wrong = _one("True", "t", "null", '"true"')
@@ -397,6 +398,21 @@ def what_is_not_flat_is_refused(part: PatternOfSchema) -> None:
     """a property that is an object, an array, a reference, or has no type:"""
     nested: list[dict[str, Any]] = [{"type": "object", "properties": {}}, {"type": "array"}]
     for each in (*nested, {"$ref": "#"}, {}):
+        try:
+            found = part({"properties": {"a": {"type": "null"}, "b": each}})
+        except ValueError:
+            continue
+        expect(False, f"for {each} it returned {found!r}; it should raise ValueError.")
+
+
+def what_would_not_be_kept_is_refused(part: PatternOfSchema) -> None:
+    """a keyword that the regex would not keep:"""
+    text, number = {"type": "string"}, {"type": "integer"}
+    for each in (
+        *(number | {"minimum": 3}, number | {"multipleOf": 5}, {"enum": [1, 2], "maximum": 1}),
+        *(text | {"minLength": 2}, text | {"pattern": "^a"}, text | {"format": "date"}),
+        text | {"maxLength": 4, "minLength": 4},
+    ):
         try:
             found = part({"properties": {"a": {"type": "null"}, "b": each}})
         except ValueError:
@@ -491,6 +507,7 @@ CHECKS = {
         short_strings,
         enums_and_booleans,
         what_is_not_flat_is_refused,
+        what_would_not_be_kept_is_refused,
     ),
     "forced_text": (up_to_a_choice, an_end_is_a_choice, nothing_may_follow, beyond_ascii),
 }
