@@ -872,7 +872,7 @@ print(f"finish_reason {cut.finish_reason!r}, valid: {cut_valid}, ‚ü®{cut.text}‚ü
 # %% [markdown]
 # All answers that ended by themselves are valid, and hardly any is right. **The form is guaranteed, the
 # content is not.** The lines for each field say what this 135M model can do: it copies most of the sizes and
-# hardly any drink, and its commonest quantity is the 1 of the example, which no order asks for. A grammar
+# few drinks, and its commonest quantity is the 1 of the example, which no order asks for. A grammar
 # does not teach it. Worse: without a grammar, most failures are easy to see (the share is printed above).
 # Now they are perfect JSON.
 #
@@ -971,7 +971,7 @@ print(f"the walk in Python takes {mark(walk_seconds / step_seconds, 'steps', 2)}
 print(f"the same mask, kept, takes {mark(100 * kept_seconds / step_seconds, '% of a step', 2)}")
 plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 formed_16 = SamplingParams(temperature=0, max_tokens=16, structured_outputs={"json": lesson.SCHEMA})
-slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=6) for n in (1, 16)}
+slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=7) for n in (1, 16)}
 for num_sequences, times in slower.items():
     print(f"whole answers, {num_sequences} at once: {mark(times, 'times as long with a grammar')}")
 print(f"compiling the form: {mark(1000 * compile_seconds, 'ms', 2)} by llguidance, ", end="")

@@ -351,16 +351,17 @@ def times_as_long(
 ) -> float:
     """Return how many times as long the answers take under `other` as under `one`.
 
-    The two take turns, so that a busy machine slows both down; the best of each counts. A first
-    turn, which computes the prompts, does not count.
+    The two take turns, so that a busy machine slows both down; the median of their ratios counts.
+    A first turn, which computes the prompts, does not count.
     """
-    seconds: list[list[float]] = [[], []]
-    for _ in range(1 + repeats):
-        for found, params in zip(seconds, (one, other), strict=True):
-            started = time.perf_counter()
-            llm.generate(prompts, params, progress=False)
-            found.append(time.perf_counter() - started)
-    return min(seconds[1][1:]) / min(seconds[0][1:])
+
+    def seconds(params: SamplingParams) -> float:
+        started = time.perf_counter()
+        llm.generate(prompts, params, progress=False)
+        return time.perf_counter() - started
+
+    pairs = [(seconds(one), seconds(other)) for _ in range(1 + repeats)]
+    return float(np.median([after / before for before, after in pairs[1:]]))
 
 
 def seconds_per_mask(matcher: TokenMatcher, token_ids: Sequence[int]) -> float:
