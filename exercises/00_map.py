@@ -69,7 +69,7 @@ def most_sequences(
 mine = check(0, most_sequences=most_sequences)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.lab.cost_model import config_of
@@ -114,7 +114,7 @@ def first_that_fit(
 mine = check(0, first_that_fit=first_that_fit)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.lab.cost_model import config_of

@@ -70,7 +70,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
 mine = check(11, read_safetensors_header=read_safetensors_header)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch11_weights.reference import map_shards
@@ -108,7 +108,7 @@ def float_of_bits(bits: str, exponent_bits: int) -> float:
 mine = check(11, float_of_bits=float_of_bits)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch11_weights import figures
@@ -187,7 +187,7 @@ def pack_q4_1(numbers: Float[Tensor, "rows columns"]) -> UInt8[Tensor, "rows blo
 mine = check(11, pack_q4_1=pack_q4_1)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen.checkpoint.quant_formats import unpack_q4_1

@@ -78,7 +78,7 @@ def most_common_pair(words: Sequence[tuple[Sequence[bytes], int]]) -> Pair | Non
 mine = check(12, most_common_pair=most_common_pair)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from collections import Counter
@@ -118,7 +118,7 @@ def merge_pair(parts: Sequence[bytes], pair: Pair) -> list[bytes]:
 mine = check(12, merge_pair=merge_pair)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 parts = [bytes([byte]) for byte in b"then the hen"]
@@ -157,7 +157,7 @@ def train(counts: Mapping[bytes, int], num_merges: int) -> list[Pair]:
 mine = check(12, train=train)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from collections import Counter
@@ -291,7 +291,7 @@ def encode_long(word: bytes, ranks: Mapping[Pair, int]) -> list[bytes]:
 mine = check(12, encode_long=encode_long)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from collections import Counter

@@ -73,7 +73,7 @@ def depends_on_distance_only(encode: Callable[[Tensor, int], Tensor], head_dim: 
 mine = check(13, depends_on_distance_only=depends_on_distance_only)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch
@@ -163,7 +163,7 @@ def rotate_first(
 mine = check(13, rotate_first=rotate_first)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch

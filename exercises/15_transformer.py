@@ -70,7 +70,7 @@ def token_flops(config: ModelConfig, context: int) -> int:
 mine = check(15, token_flops=token_flops)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch15_transformer.figures import attention_share
@@ -108,7 +108,7 @@ def prompt_flops(config: ModelConfig, num_tokens: int) -> int:
 mine = check(15, prompt_flops=prompt_flops)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.lab.cost_model import config_of
@@ -291,7 +291,7 @@ def qwen3_logits(
 mine = check(15, qwen3_logits=qwen3_logits)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch15_transformer.lesson import tiny_model

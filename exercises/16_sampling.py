@@ -78,7 +78,7 @@ def by_hand() -> dict[str, float]:
 mine = check(16, by_hand=by_hand)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen.sampling.sampler import keep_top_p, apply_temperature

@@ -137,7 +137,7 @@ class WindowCache:
 mine = check(17, WindowCache=WindowCache)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch
@@ -237,7 +237,7 @@ def compute_bound_batch(context: int) -> int | None:
 mine = check(17, compute_bound_batch=compute_bound_batch)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch17_dense_cache.figures import seconds_by_batch
@@ -288,7 +288,7 @@ def step_seconds(
 mine = check(17, step_seconds=step_seconds)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch17_dense_cache.figures import seconds_by_batch
@@ -339,7 +339,7 @@ def prefill_seconds(
 mine = check(17, prefill_seconds=prefill_seconds)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.lab.cost_model import MACHINES, SHAPES

@@ -75,7 +75,7 @@ def sequences_that_fit(
 mine = check(21, sequences_that_fit=sequences_that_fit)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 print(mine(80 * 10**9, 16 * 10**9, 131_072, 2048, 16), "sequences of 2,048 tokens")
@@ -217,7 +217,7 @@ def choose_adjacent(free: Sequence[int], count: int) -> list[int]:
 mine = check(21, choose_adjacent=choose_adjacent)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 print(mine([9, 2, 3, 4, 7, 8, 12], 2), "should be [2, 3]")

@@ -116,7 +116,7 @@ def decode_slots(
 mine = check(22, decode_slots=decode_slots)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import numpy as np
@@ -229,7 +229,7 @@ def attend_by_block(
 mine = check(22, attend_by_block=attend_by_block)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch

@@ -371,7 +371,7 @@ def add_rms_norm(
 mine = check(31, add_rms_norm=add_rms_norm)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen.kernels.triton.elementwise import rms_norm_torch
@@ -428,7 +428,7 @@ def pick_fastest(
 mine = check(31, pick_fastest=pick_fastest)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import time

@@ -168,7 +168,7 @@ def unmasked_kernel(
 mine = check(32, unmasked_kernel=unmasked_kernel)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch

@@ -71,7 +71,7 @@ def choose_all_reduce(
 mine = check(41, choose_all_reduce=choose_all_reduce)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch41_tensor_parallel.lesson import LINKS
@@ -113,7 +113,7 @@ def ring_all_reduce(
 mine = check(41, ring_all_reduce=ring_all_reduce)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen import hub
@@ -157,7 +157,7 @@ def fused_rows(parts: SequenceOf[int], rank: int, num_ranks: int) -> list[range]
 mine = check(41, fused_rows=fused_rows)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 import torch
@@ -246,7 +246,7 @@ def run_split_layer(
 mine = check(41, run_split_layer=run_split_layer)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen import hub
@@ -298,7 +298,7 @@ def run_parallel_layer(
 mine = check(41, run_parallel_layer=run_parallel_layer)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen.parallel.comm import SoloComm

@@ -67,7 +67,7 @@ def diagnose(seed: int) -> Diagnosis:
 mine = check(52, diagnose=diagnose)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch52_slo.mystery import try_knob
@@ -162,7 +162,7 @@ def make_plan() -> Plan:
 mine = check(52, make_plan=make_plan)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch52_slo.capstone import score_of

@@ -73,7 +73,7 @@ def still_due(due: str, character: str) -> str | None:
 mine = check(53, still_due=still_due)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 due = "v"
@@ -93,11 +93,23 @@ for character in "[x{x}[]]":
 
 # %%
 # exercise: minigen_course.ch53_structured_output.automaton.derivative
-from minigen_course.ch53_structured_output.automaton import Regex
+from minigen_course.ch53_structured_output.automaton import (
+    EMPTY,
+    NOTHING,
+    Bytes,
+    Either,
+    Regex,
+    Star,
+    Then,
+    either,
+    may_end,
+    star,
+    then,
+)
 
 
 def derivative(regex: Regex, byte: int) -> Regex:
-    """Return the regex of what may follow `byte`: the rests of all matches that begin with it.
+    """Return the regex of what may follow `byte`: what remains after it of each match.
 
     A regex is `Bytes` (`choices`), `Then` (`parts`), `Either` (`options`) or `Star` (`inner`).
     Build the result with `then`, `either` and `star`, which simplify it; NOTHING matches no text,
@@ -175,6 +187,7 @@ with using(53, allowed_tokens=mine):
 import numpy as np
 from jaxtyping import Bool
 
+from minigen.errors import GrammarError
 from minigen_course.ch53_structured_output.automaton import Masks
 
 
@@ -194,7 +207,7 @@ class StateMatcher:
         raise NotImplementedError  # your turn
 
     def accept(self, token_id: int) -> None:
-        """Follow the answer by one token; an end token changes no state.
+        """Follow the answer by one token; an end token changes no state, but counts as a token.
 
         Raises `GrammarError`, and changes nothing, if the token is not allowed.
         """
@@ -232,7 +245,7 @@ with using(53, StateMatcher=mine):
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Turn a flat JSON schema into a regex. The object has all properties of `schema["properties"]`, in their order, written as `json.dumps` writes them: `": "` after a name, `", "` between properties. A property has an `enum` (a list of values of any type), or the `type` string, integer, boolean or null. A string has at most `maxLength` characters, if that is given; a backslash begins one of the escapes `\\"`, `\\\\`, `\\/`, `\\b`, `\\f`, `\\n`, `\\r`, `\\t`, which count as one character, and no control character (below U+0020) may stand in it. An integer has one to nine digits, without zeros in front, and may be negative. Any other property raises ValueError. Use literal characters, groups, `|`, `*`, `?`, `{m,n}`, and classes such as `[0-9]` and `[^"\\\\\\x00-\\x1f]`.
+# Turn a flat JSON schema into a regex. The object has all properties of `schema["properties"]`, in their order, written as `json.dumps(value, ensure_ascii=False)` writes them: `": "` after a name, `", "` between properties. A property has an `enum` (a list of values of any type), or the `type` string, integer, boolean or null. A string has at most `maxLength` characters, if that is given; a backslash begins one of the escapes `\"`, `\\`, `\/`, `\b`, `\f`, `\n`, `\r`, `\t`, which count as one character, and no control character (below U+0020) may stand in it. An integer has one to nine digits, without zeros in front, and may be negative. Any other property raises ValueError, and so does any other keyword of a property, such as `minimum`: the regex would not keep it. Use literal characters, groups, `|`, `*`, `?`, `{m,n}`, and classes such as `[0-9]` and `[^"\\\x00-\x1f]`.
 
 # %%
 # exercise: minigen_course.ch53_structured_output.lesson.pattern_of_schema
@@ -241,11 +254,12 @@ from typing import Any
 
 
 def pattern_of_schema(schema: Mapping[str, Any]) -> str:
-    """Return a regex for the objects that a flat schema allows, as `json.dumps` writes them.
+    """Return a regex for the objects that a flat schema allows, in one way of writing each.
 
-    All properties are written, in their order, with `": "` and `", "` between them. A property is
-    an `enum` of values, or has the `type` string (with `maxLength`, if that is given), integer (of
-    at most nine digits), boolean or null. Raises `ValueError` for any other property.
+    All properties are written, in their order, with `": "` and `", "` between them, as
+    `json.dumps(value, ensure_ascii=False)` does. A property is an `enum` of values, or has the
+    `type` string (with `maxLength`, if that is given), integer (of at most nine digits), boolean or
+    null. Raises `ValueError` for any other property, and for any other keyword of a property.
     """
     raise NotImplementedError  # your turn
 
@@ -291,7 +305,7 @@ def forced_text(automaton: Automaton, state: int) -> bytes:
 mine = check(53, forced_text=forced_text)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course.ch53_structured_output import automaton, lesson
@@ -300,7 +314,7 @@ form = automaton.automaton_of(automaton.parse(lesson.pattern_of_schema(lesson.SC
 print(mine(form, 0), mine(form, form.after(b'{"drink": "tea"')))
 
 # %% [markdown]
-# **Harder.** Count, for one of the chapter's answers, how many steps of the model forced text saves if each run of it goes through the model in one step, as a prompt does. Then see what chapter 36 makes of that.
+# **Harder.** Count, for one of the chapter's answers, how many steps of the model forced text saves if each run of it goes through the model in one step, as a prompt does. Speculative decoding verifies such guesses in one step.
 
 # %% [markdown]
 # ## A bug hunt: object_pattern

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, cell_of, hunt_of
-from minigen_course.grading.stub import stub
 from minigen_course.handout.course_files import headings
 from minigen_course.kit.assignment import assignments_of, solution_of
 from minigen_course.kit.box import TOO_MUCH_MEMORY, Limits, Outcome, judge_in_box
@@ -115,8 +114,8 @@ def _source(known: Known) -> str:
             return cell_of(HUNTS[known.chapter])
         *_, assignment = assignments_of(known.chapter, seed=0)
         return assignment.items[0].solution
-    dotted = exercises(known.chapter)[known.name].dotted
-    return stub(dotted) if known.kind == "stub" else solution_of(dotted)
+    exercise = exercises(known.chapter)[known.name]
+    return exercise.stub if known.kind == "stub" else solution_of(exercise.dotted)
 
 
 def _part(known: Known) -> Any:

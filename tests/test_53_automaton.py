@@ -216,6 +216,23 @@ def test_a_schemas_pattern_matches_what_json_writes(drink: str, size: str, quant
     assert automaton.matches(written.encode()) is not by_u, "an escape by number is not allowed"
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"n": {"type": "integer", "minimum": 1}}}, "'n' has minimum"),
+        ({"properties": {"n": {"enum": [1], "type": "string"}}}, "'n' has type"),
+        ({"properties": {}, "minProperties": 1}, "The schema has minProperties"),
+        ({"properties": {"n": {"type": "array"}}}, "neither flat"),
+    ],
+    ids=str,
+)
+def test_what_a_schemas_pattern_would_not_keep_is_refused_by_name(
+    schema: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        lesson.pattern_of_schema(schema)
+
+
 def test_a_stack_and_an_automaton_agree_up_to_a_depth() -> None:
     automaton = automaton_of(parse(lesson.nested_pattern(2)))
     for written, is_value in {
@@ -227,6 +244,11 @@ def test_a_stack_and_an_automaton_agree_up_to_a_depth() -> None:
         for character in written:
             due = None if due is None else lesson.still_due(due, character)
         assert (due == "") is (is_value or written == "[[[x]]]"), written
+
+
+@pytest.mark.parametrize(("text", "depth"), [("x", 0), ("[x]", 1), ("[{x}[]]", 2), ("[{[", 3)])
+def test_the_deepest_place_of_a_value_is_found(text: str, depth: int) -> None:
+    assert lesson.deepest(text) == depth
 
 
 def test_states_double_with_the_depth() -> None:
@@ -254,9 +276,18 @@ def test_orders_are_different_and_judged() -> None:
     assert lesson.is_right(right, one)
     assert not lesson.is_right(right, some[1])
     assert not lesson.is_right("tea", one)
+    half = json.dumps({"drink": f"Cold {one.drink.title()}", "size": "none"})
+    assert lesson.right_fields(half, one) == {"drink": True, "size": False, "quantity": False}
     assert not lesson.is_right("[1]", one)
     assert not lesson.validates('{"drink": "tea"}')
     assert lesson.parsed("{") is None
+
+
+def test_shares_and_times_are_measured(tiny_llm: LLM) -> None:
+    share = lesson.digit_share(tiny_llm, [3, 4], [5])
+    assert 0 < share < 1
+    few, more = (SamplingParams(max_tokens=each, ignore_eos=True) for each in (1, 12))
+    assert lesson.times_as_long(tiny_llm, ["ab"], few, more, repeats=2) > 1
 
 
 def test_a_share_of_tries_is_counted() -> None:

@@ -75,7 +75,7 @@ def test_retries_are_drawn_beside_given_shares() -> None:
 def test_states_stand_beside_the_stack() -> None:
     automaton, stack = figures.states_by_depth([2, 4, 8]).axes[0].lines
     assert heights_of(automaton) == [2, 4, 8]
-    assert heights_of(stack) == [1, 2, 3]
+    assert heights_of(stack) == [1, 1, 2]
 
 
 def test_forced_pieces_are_counted_and_coloured() -> None:

@@ -20,6 +20,7 @@ import torch
 from minigen import LLM, SamplingParams
 from minigen.errors import GrammarError, MinigenError, OptionError, ParamsError, PartError
 from minigen.sampling.grammar import MOST_CACHED, GrammarProcessor, LLGuidanceBackend
+from minigen.sampling.grammar_compiler import first_line
 from minigen.sampling.processors import LogitsProcessor
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from tests.tiny import TINY_VOCAB
@@ -342,6 +343,10 @@ def test_a_mask_of_the_wrong_form_names_the_matcher(
 
 # Forms that cannot be used
 
+CIRCLE = {
+    "$ref": "#/$defs/a",
+    "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({}, "none was given"),
     "two": ({"regex": "a", "choice": ["b"]}, "2 were given: regex, choice"),
@@ -354,6 +359,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no keyword": ({"json": {"typ": "string"}, "strict": True}, "'typ'"),
     "not": ({"json": {"not": {"type": "string"}}}, 'Unimplemented keys: ["not"]'),
     "type": ({"json": {"type": "thing"}}, "Invalid type: thing"),
+    "itself": ({"json": {"$ref": "#"}}, "cannot be used: a $ref leads back to itself."),
+    "circle": ({"json": CIRCLE}, "cannot be used: a $ref leads back to itself."),
+    "rule": ({"grammar": "root ::= root"}, "cannot be used: no token can come next."),
     "false": ({"json": {"enum": []}}, "Unsatisfiable"),
     "empty": ({"choice": []}, "a list of texts, and none may be empty"),
     "regex": ({"regex": "(a"}, "regex cannot be used"),
@@ -374,6 +382,20 @@ def test_a_form_that_cannot_be_used_is_refused_in_a_sentence(tiny_llm: LLM, name
     assert words in str(caught.value)
     assert len(str(caught.value)) < 450
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lexer error: too many expressions <non-verbose/>", "lexer error: too many expressions"),
+        ("NoExtensionBias\n<non-verbose/>", "no token can come next"),
+        ("at 3(4): a\n  3 | x\nb.", "a b"),
+        ("the regex <non-verbose/> is wrong", "the regex <non-verbose/> is wrong"),
+        ("a" * 400, "a" * 300),
+    ],
+)
+def test_an_error_of_the_library_becomes_one_plain_line(text: str, line: str) -> None:
+    assert first_line(text) == line
 
 
 @pytest.mark.parametrize("setting", [{"min_tokens": 1}, {"ignore_eos": True}], ids=str)

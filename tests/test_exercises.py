@@ -11,7 +11,7 @@ import pytest
 
 from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
 from minigen_course.grading.judge import verdict_on
-from minigen_course.grading.stub import dotted_name, stub
+from minigen_course.grading.stub import dotted_name
 from minigen_course.lab.triton_interpreter import HAS_TRITON
 from tests.answers import Answers
 from tests.mutants import mutants
@@ -117,7 +117,7 @@ def test_an_untouched_stub_has_the_packages_signature_and_a_helpful_failure(
     exercise = exercise_of(key)
     assert dotted_name(exercise.solution) == exercise.dotted
     names: dict[str, Any] = {}
-    exec(stub(exercise.dotted), names)
+    exec(exercise.stub, names)
     passed, message = verdict_on(exercise.checks, names[exercise.name])
     assert not passed
     assert "still empty" in message

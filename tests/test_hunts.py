@@ -106,7 +106,7 @@ def test_a_hunt_runs_in_a_separate_process_and_returns_a_usable_part(
     found = hunt_of("22")
     assert hunt(22, test=empty, mended=found.handed, hint=1) is found.mended
     printed = capsys.readouterr().out
-    assert printed.startswith("✗ slots: is still empty")
+    assert printed.startswith("✗ test_slots: is still empty")
     assert "hint 1: Use blocks" in printed
     mine = CATCHES["22"].parts[0]
     assert hunt(22, test=CATCHES["22"].tests[0], mended=mine) is mine

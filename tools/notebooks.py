@@ -20,14 +20,15 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
+from minigen_course.grading.exercise import stub_of
 from minigen_course.grading.hunt import cell_of
-from minigen_course.grading.stub import mirror, stub
+from minigen_course.grading.stub import mirror
 from tools.chapters import ROOT
 from tools.notebook_checks import CELL_SECONDS, check_all, over_budget, timing
 
 FOLDER = ROOT / "notebooks"
 MARKED = re.compile(r"# (=|exercise:|hunt:) (minigen[\w.]+)$")
-FILLED = {"=": mirror, "exercise:": stub, "hunt:": cell_of}
+FILLED = {"=": mirror, "exercise:": stub_of, "hunt:": cell_of}
 CELL = "# %%"
 
 

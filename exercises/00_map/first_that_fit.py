@@ -8,7 +8,7 @@ are those of `most_sequences`. Leave the list as it is.
 Check it:     minigen check exercises/00_map/first_that_fit.py
 With a hint:  minigen check exercises/00_map/first_that_fit.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.lab.cost_model import config_of

@@ -9,7 +9,7 @@ from the configuration.
 Check it:     minigen check exercises/00_map/most_sequences.py
 With a hint:  minigen check exercises/00_map/most_sequences.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.lab.cost_model import config_of

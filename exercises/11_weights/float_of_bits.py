@@ -8,7 +8,7 @@ infinity if the mantissa is zero, otherwise nan.
 Check it:     minigen check exercises/11_weights/float_of_bits.py
 With a hint:  minigen check exercises/11_weights/float_of_bits.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.ch11_weights import figures

@@ -11,7 +11,7 @@ read back as well.
 Check it:     minigen check exercises/11_weights/pack_q4_1.py
 With a hint:  minigen check exercises/11_weights/pack_q4_1.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen.checkpoint.quant_formats import unpack_q4_1
 

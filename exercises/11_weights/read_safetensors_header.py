@@ -11,7 +11,7 @@ header.
 Check it:     minigen check exercises/11_weights/read_safetensors_header.py
 With a hint:  minigen check exercises/11_weights/read_safetensors_header.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.ch11_weights.reference import map_shards

@@ -7,7 +7,7 @@ could then take an hour.
 Check it:     minigen check exercises/12_tokenizer/encode_long.py
 With a hint:  minigen check exercises/12_tokenizer/encode_long.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from collections import Counter
     from minigen_course.ch12_tokenizer.reference import split, train

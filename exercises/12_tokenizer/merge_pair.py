@@ -7,7 +7,7 @@ a`, the pair (`a`, `a`) is joined once, on the left.
 Check it:     minigen check exercises/12_tokenizer/merge_pair.py
 With a hint:  minigen check exercises/12_tokenizer/merge_pair.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     parts = [bytes([byte]) for byte in b"then the hen"]
     print(mine(mine(parts, (b"h", b"e")), (b"t", b"he")))

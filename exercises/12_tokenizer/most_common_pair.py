@@ -9,7 +9,7 @@ tuples of bytes. Return None if there is no pair.
 Check it:     minigen check exercises/12_tokenizer/most_common_pair.py
 With a hint:  minigen check exercises/12_tokenizer/most_common_pair.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from collections import Counter
     from minigen_course.ch12_tokenizer.reference import split

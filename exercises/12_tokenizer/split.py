@@ -1,12 +1,12 @@
-"""Exercise split of chapter 12 (core, 10 points, about 10 minutes).
+r"""Exercise split of chapter 12 (core, 10 points, about 10 minutes).
 
 Cut a text into words, as the pre-tokenizer of this model does; joined, the words are the text.
-Every number character (Unicode class `\\p{N}`: also ½ and ₂) is a word of its own. The texts
+Every number character (Unicode class `\p{N}`: also ½ and ₂) is a word of its own. The texts
 between numbers are cut on their own, at each place by the first of these rules that fits:
 
 1. `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d`, in lower case;
 
-2. a run of letters (`\\p{L}`), with one space before it if there is one;
+2. a run of letters (`\p{L}`), with one space before it if there is one;
 
 3. a run of characters that are neither letters nor numbers nor white space, with one space
 before it if there is one;
@@ -16,7 +16,7 @@ or that one character alone. So `a␣␣␣b` becomes `a`, `␣␣`, `␣b`, and
 `3`.
 
 `pieces_of(pattern, text)` of `minigen_course.ch12_tokenizer.reference` cuts a text at every
-match of a regular expression that may contain `\\p{L}` and `\\p{N}`; you may use it, or any other
+match of a regular expression that may contain `\p{L}` and `\p{N}`; you may use it, or any other
 way.
 
 Check it:     minigen check exercises/12_tokenizer/split.py

@@ -9,7 +9,7 @@ can use your own two functions, or those of `minigen_course.ch12_tokenizer.refer
 Check it:     minigen check exercises/12_tokenizer/train.py
 With a hint:  minigen check exercises/12_tokenizer/train.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from collections import Counter
     from minigen_course.ch12_tokenizer.reference import split

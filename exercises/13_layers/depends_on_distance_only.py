@@ -10,7 +10,7 @@ rounds.
 Check it:     minigen check exercises/13_layers/depends_on_distance_only.py
 With a hint:  minigen check exercises/13_layers/depends_on_distance_only.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
 

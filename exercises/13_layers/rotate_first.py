@@ -7,7 +7,7 @@ forms a pair with number i + half. Compute in float32, and return the dtype of `
 Check it:     minigen check exercises/13_layers/rotate_first.py
 With a hint:  minigen check exercises/13_layers/rotate_first.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
 

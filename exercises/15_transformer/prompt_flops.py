@@ -8,7 +8,7 @@ its logits. Return an int.
 Check it:     minigen check exercises/15_transformer/prompt_flops.py
 With a hint:  minigen check exercises/15_transformer/prompt_flops.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.lab.cost_model import config_of
 

@@ -14,7 +14,7 @@ is `lm_head.weight`. There are no biases and no sliding windows. `config` also h
 Check it:     minigen check exercises/15_transformer/qwen3_logits.py
 With a hint:  minigen check exercises/15_transformer/qwen3_logits.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.ch15_transformer.lesson import tiny_model
 

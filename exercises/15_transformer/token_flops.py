@@ -11,7 +11,7 @@ mix. Norms, rotation and softmax are left out. `config` has `hidden`, `num_layer
 Check it:     minigen check exercises/15_transformer/token_flops.py
 With a hint:  minigen check exercises/15_transformer/token_flops.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.ch15_transformer.figures import attention_share

@@ -6,7 +6,7 @@ docstring lists them. Numbers that are not whole count as right within one perce
 Check it:     minigen check exercises/16_sampling/by_hand.py
 With a hint:  minigen check exercises/16_sampling/by_hand.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen.sampling.sampler import keep_top_p, apply_temperature
     import torch

@@ -10,7 +10,7 @@ compute them; 5 % off is near enough.
 Check it:     minigen check exercises/17_dense_cache/compute_bound_batch.py
 With a hint:  minigen check exercises/17_dense_cache/compute_bound_batch.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course.ch17_dense_cache.figures import seconds_by_batch

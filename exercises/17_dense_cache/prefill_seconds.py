@@ -8,7 +8,7 @@ last token only. The weights are read once, and so are the keys and values of th
 Check it:     minigen check exercises/17_dense_cache/prefill_seconds.py
 With a hint:  minigen check exercises/17_dense_cache/prefill_seconds.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.lab.cost_model import MACHINES, SHAPES
 

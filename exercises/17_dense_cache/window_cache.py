@@ -10,7 +10,7 @@ called once. The cache stores copies, in its own `dtype`.
 Check it:     minigen check exercises/17_dense_cache/window_cache.py
 With a hint:  minigen check exercises/17_dense_cache/window_cache.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
 

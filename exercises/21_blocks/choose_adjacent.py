@@ -9,7 +9,7 @@ beginning. `free` may be in any order, and must stay as it is; `count` is at mos
 Check it:     minigen check exercises/21_blocks/choose_adjacent.py
 With a hint:  minigen check exercises/21_blocks/choose_adjacent.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     print(mine([9, 2, 3, 4, 7, 8, 12], 2), "should be [2, 3]")
 

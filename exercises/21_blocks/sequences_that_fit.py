@@ -7,7 +7,7 @@ a sequence takes whole blocks. If the weights do not fit, no sequence does: retu
 Check it:     minigen check exercises/21_blocks/sequences_that_fit.py
 With a hint:  minigen check exercises/21_blocks/sequences_that_fit.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     print(mine(80 * 10**9, 16 * 10**9, 131_072, 2048, 16), "sequences of 2,048 tokens")
 

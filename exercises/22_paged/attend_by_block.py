@@ -9,7 +9,7 @@ too: softmax subtracts the largest score, which you do not know before the last 
 Check it:     minigen check exercises/22_paged/attend_by_block.py
 With a hint:  minigen check exercises/22_paged/attend_by_block.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
     from minigen.kv_cache.paged import KVPool

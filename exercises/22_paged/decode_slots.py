@@ -9,7 +9,7 @@ unchanged. A batch may have no sequences.
 Check it:     minigen check exercises/22_paged/decode_slots.py
 With a hint:  minigen check exercises/22_paged/decode_slots.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import numpy as np
 

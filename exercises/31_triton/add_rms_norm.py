@@ -8,7 +8,7 @@ sum that it has stored. Compute in float32.
 Check it:     minigen check exercises/31_triton/add_rms_norm.py
 With a hint:  minigen check exercises/31_triton/add_rms_norm.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen.kernels.triton.elementwise import rms_norm_torch
     from minigen_course.lab.memory_watch import record_operators

@@ -10,7 +10,7 @@ nothing. Raise ValueError if no size fits.
 Check it:     minigen check exercises/31_triton/pick_fastest.py
 With a hint:  minigen check exercises/31_triton/pick_fastest.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import time
 

@@ -8,7 +8,7 @@ function: the launch adds `@triton.jit`.
 Check it:     minigen check exercises/32_flash_attention/unmasked_kernel.py
 With a hint:  minigen check exercises/32_flash_attention/unmasked_kernel.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
     from minigen_course.ch32_flash_attention.lesson import start_unmasked

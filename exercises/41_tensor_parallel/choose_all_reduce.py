@@ -8,7 +8,7 @@ so its ring takes 0 seconds.
 Check it:     minigen check exercises/41_tensor_parallel/choose_all_reduce.py
 With a hint:  minigen check exercises/41_tensor_parallel/choose_all_reduce.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.ch41_tensor_parallel.lesson import LINKS
 

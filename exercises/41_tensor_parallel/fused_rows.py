@@ -9,7 +9,7 @@ ranks.
 Check it:     minigen check exercises/41_tensor_parallel/fused_rows.py
 With a hint:  minigen check exercises/41_tensor_parallel/fused_rows.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
 

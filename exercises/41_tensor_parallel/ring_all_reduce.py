@@ -9,7 +9,7 @@ numbers, and must stay as it is.
 Check it:     minigen check exercises/41_tensor_parallel/ring_all_reduce.py
 With a hint:  minigen check exercises/41_tensor_parallel/ring_all_reduce.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen import hub
     from minigen.checkpoint.checkpoint import open_checkpoint

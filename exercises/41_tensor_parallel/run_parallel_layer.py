@@ -8,7 +8,7 @@ all-reduce.
 Check it:     minigen check exercises/41_tensor_parallel/run_parallel_layer.py
 With a hint:  minigen check exercises/41_tensor_parallel/run_parallel_layer.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen.parallel.comm import SoloComm
     from minigen_course.ch41_tensor_parallel import exercises

@@ -8,7 +8,7 @@ the sum of all ranks' y. `rms_norm` and `swiglu` are in `minigen.model.layers`, 
 Check it:     minigen check exercises/41_tensor_parallel/run_split_layer.py
 With a hint:  minigen check exercises/41_tensor_parallel/run_split_layer.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen import hub
     from minigen.checkpoint.checkpoint import open_checkpoint

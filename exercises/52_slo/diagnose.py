@@ -9,7 +9,7 @@ knob: goodput must reach four fifths of what the best single knob known to the p
 Check it:     minigen check exercises/52_slo/diagnose.py
 With a hint:  minigen check exercises/52_slo/diagnose.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.ch52_slo.mystery import try_knob
 

@@ -10,7 +10,7 @@ that does not fit into the card's memory is refused.
 Check it:     minigen check exercises/52_slo/make_plan.py
 With a hint:  minigen check exercises/52_slo/make_plan.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.ch52_slo.capstone import score_of
 

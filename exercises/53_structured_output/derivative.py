@@ -26,11 +26,23 @@ simplifications does the walk over the trie need, so that a branch still counts 
 """
 
 # exercise: minigen_course.ch53_structured_output.automaton.derivative
-from minigen_course.ch53_structured_output.automaton import Regex
+from minigen_course.ch53_structured_output.automaton import (
+    EMPTY,
+    NOTHING,
+    Bytes,
+    Either,
+    Regex,
+    Star,
+    Then,
+    either,
+    may_end,
+    star,
+    then,
+)
 
 
 def derivative(regex: Regex, byte: int) -> Regex:
-    """Return the regex of what may follow `byte`: the rests of all matches that begin with it.
+    """Return the regex of what may follow `byte`: what remains after it of each match.
 
     A regex is `Bytes` (`choices`), `Then` (`parts`), `Either` (`options`) or `Star` (`inner`).
     Build the result with `then`, `either` and `star`, which simplify it; NOTHING matches no text,

@@ -8,7 +8,7 @@ the next state, and `automaton.ends` are the states in which a text may end.
 Check it:     minigen check exercises/53_structured_output/forced_text.py
 With a hint:  minigen check exercises/53_structured_output/forced_text.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course.ch53_structured_output import automaton, lesson
 
@@ -16,8 +16,8 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     print(mine(form, 0), mine(form, form.after(b'{"drink": "tea"')))
 
 Harder: Count, for one of the chapter's answers, how many steps of the model forced text saves
-if each run of it goes through the model in one step, as a prompt does. Then see what chapter 36
-makes of that.
+if each run of it goes through the model in one step, as a prompt does. Speculative decoding
+verifies such guesses in one step.
 """
 
 # exercise: minigen_course.ch53_structured_output.lesson.forced_text

@@ -32,6 +32,7 @@ tokens, and raise an error beyond that.
 import numpy as np
 from jaxtyping import Bool
 
+from minigen.errors import GrammarError
 from minigen_course.ch53_structured_output.automaton import Masks
 
 
@@ -51,7 +52,7 @@ class StateMatcher:
         raise NotImplementedError  # your turn
 
     def accept(self, token_id: int) -> None:
-        """Follow the answer by one token; an end token changes no state.
+        """Follow the answer by one token; an end token changes no state, but counts as a token.
 
         Raises `GrammarError`, and changes nothing, if the token is not allowed.
         """

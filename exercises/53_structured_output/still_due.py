@@ -9,7 +9,7 @@ any more, the value is complete, and every character is forbidden.
 Check it:     minigen check exercises/53_structured_output/still_due.py
 With a hint:  minigen check exercises/53_structured_output/still_due.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     due = "v"
     for character in "[x{x}[]]":

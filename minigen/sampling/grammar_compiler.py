@@ -18,7 +18,10 @@ from minigen.sampling.json_schemas import enforceable
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 
 _QUOTED = re.compile(r"\s*\d+ \|")
+_MARK = "<non-verbose/>"  # llguidance ends some texts with it
+_NOTHING_FOLLOWS = "NoExtensionBias"  # its whole text where no token can come next
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+NO_TOKEN = "no token can come next"
 # The library recurses deeply into some forms; what fits into this stack fits into any thread's.
 TRIAL_STACK = 2**20
 TRIED_STEPS = 3  # the limits of some grammars are only met after the first tokens
@@ -106,7 +109,10 @@ class _Wrapped:
 
 def refused(params: StructuredOutputsParams, reason: str) -> ParamsError:
     """Return the error that a form cannot be used, for this reason."""
-    return ParamsError(f"structured_outputs.{params.kind} cannot be used: {first_line(reason)}.")
+    said = first_line(reason)
+    if said == NO_TOKEN and params.kind == "json":  # every value begins with a byte of ASCII
+        said = "a $ref leads back to itself"
+    return ParamsError(f"structured_outputs.{params.kind} cannot be used: {said}.")
 
 
 def first_line(text: str) -> str:
@@ -115,7 +121,8 @@ def first_line(text: str) -> str:
     The lines of the grammar that it quotes are left out.
     """
     own = " ".join(line for line in text.splitlines() if not _QUOTED.match(line))
-    return " ".join(_PLACE.sub("", own).split())[:300].rstrip(". ")
+    said = " ".join(_PLACE.sub("", own).split()).removesuffix(_MARK)[:300].rstrip(". ")
+    return NO_TOKEN if said == _NOTHING_FOLLOWS else said
 
 
 def _try_out(compiler: GrammarCompiler, params: StructuredOutputsParams) -> None:

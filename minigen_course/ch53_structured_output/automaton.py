@@ -95,7 +95,7 @@ def may_end(regex: Regex) -> bool:
 
 
 def derivative(regex: Regex, byte: int) -> Regex:
-    """Return the regex of what may follow `byte`: the rests of all matches that begin with it.
+    """Return the regex of what may follow `byte`: what remains after it of each match.
 
     A regex is `Bytes` (`choices`), `Then` (`parts`), `Either` (`options`) or `Star` (`inner`).
     Build the result with `then`, `either` and `star`, which simplify it; NOTHING matches no text,
@@ -419,7 +419,7 @@ class StateMatcher:
         return mask
 
     def accept(self, token_id: int) -> None:
-        """Follow the answer by one token; an end token changes no state.
+        """Follow the answer by one token; an end token changes no state, but counts as a token.
 
         Raises `GrammarError`, and changes nothing, if the token is not allowed.
         """

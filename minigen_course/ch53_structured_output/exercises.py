@@ -223,9 +223,8 @@ def dead_branches_are_not_visited(part: AllowedTokens) -> None:
         node.children = _Counted(node.children)
         todo += dict.values(node.children)
     _Counted.visits = 0
-    found = part(trie, automaton_of(parse("o[a-k]*")), 0)
+    found, visits = part(trie, automaton_of(parse("o[a-k]*")), 0), _Counted.visits
     expect_equal(sorted(found), [10, 13], "the allowed tokens")
-    visits = _Counted.visits
     expect(visits <= 12, f"{visits:,} nodes were visited; it should be 3: the root, o and ok.")
 
 
@@ -332,11 +331,9 @@ def _expect_pattern(
     expect(isinstance(pattern, str), f"returned {type(pattern).__name__}; return a text.")
     automaton = automaton_of(parse(pattern))
     for each in valid:
-        matched = automaton.matches(each.encode())
-        expect(matched, f"{pattern!r} does not match {each!r}, but should.")
+        expect(automaton.matches(each.encode()), f"{pattern!r} should match {each!r}.")
     for each in invalid:
-        matched = automaton.matches(each.encode())
-        expect(not matched, f"{pattern!r} matches {each!r}, but should not.")
+        expect(not automaton.matches(each.encode()), f"{pattern!r} should not match {each!r}.")
 
 
 def _one(*values: str) -> list[str]:
@@ -353,6 +350,7 @@ def names_and_separators(part: PatternOfSchema) -> None:
     _expect_pattern(part, three, [right], wrong)
     _expect_pattern(part, {"a b*": null}, ['{"a b*": null}'], ['{"a bb": null}', '{"a b": null}'])
     _expect_pattern(part, {'say "a"': null}, ['{"say \\"a\\"": null}'], ['{"say "a"": null}'])
+    _expect_pattern(part, {"é": null}, ['{"é": null}'], [json.dumps({"é": None}), '{"e": null}'])
 
 
 def integers(part: PatternOfSchema) -> None:
@@ -364,12 +362,9 @@ def integers(part: PatternOfSchema) -> None:
 
 def strings(part: PatternOfSchema) -> None:
     """strings:"""
-    right = _one(
-        '""', '"tea"', '"é日"', r'"a\"b"', r'"\\"', r'"\n\t\/\b\f\r"', '"' + 90 * "a" + '"'
-    )
+    right = _one('""', '"tea"', '"é日"', r'"a\"b"', r'"\\"', r'"\n\t\/\b\f\r"', f'"{90 * "a"}"')
     wrong = _one('"', "tea", '"a"b"', r'"\"', r'"\x"', '"a\nb"', '"a\x1fb"', '"\x00"', "'a'")
-    wrong.append('{"a": "x", "b": 1}')
-    _expect_pattern(part, {"a": {"type": "string"}}, right, wrong)
+    _expect_pattern(part, {"a": {"type": "string"}}, right, [*wrong, '{"a": "x", "b": 1}'])
 
 
 def short_strings(part: PatternOfSchema) -> None:
@@ -383,7 +378,7 @@ def short_strings(part: PatternOfSchema) -> None:
 def enums_and_booleans(part: PatternOfSchema) -> None:
     """an enum, a boolean and null:"""
     sizes = {"a": {"enum": ["small", "l.", 3, None, "é"]}}
-    wrong = _one('"sm"', '"lx"', "small", '"3"', "33", '"small"3')
+    wrong = _one('"sm"', '"lx"', "small", '"3"', "33", '"small"3', json.dumps("é"))
     _expect_pattern(part, sizes, _one('"small"', '"l."', "3", "null", '"é"'), wrong)
     right = _one("true", "false")
     wrong = _one("True", "t", "null", '"true"')
@@ -393,15 +388,27 @@ def enums_and_booleans(part: PatternOfSchema) -> None:
     _expect_pattern(part, both, right, ['{"a": 1', '2, "b": true}', '{"a": 1, "b": true'])
 
 
-def what_is_not_flat_is_refused(part: PatternOfSchema) -> None:
-    """a property that is an object, an array, a reference, or has no type:"""
-    nested: list[dict[str, Any]] = [{"type": "object", "properties": {}}, {"type": "array"}]
-    for each in (*nested, {"$ref": "#"}, {}):
+def _expect_refused(part: PatternOfSchema, *schemas: dict[str, Any]) -> None:
+    for each in schemas:
         try:
             found = part({"properties": {"a": {"type": "null"}, "b": each}})
         except ValueError:
             continue
         expect(False, f"for {each} it returned {found!r}; it should raise ValueError.")
+
+
+def what_is_not_flat_is_refused(part: PatternOfSchema) -> None:
+    """a property that is an object, an array, a reference, or has no type:"""
+    nested = {"type": "object", "properties": {}}
+    _expect_refused(part, nested, {"type": "array"}, {"$ref": "#"}, {})
+
+
+def what_would_not_be_kept_is_refused(part: PatternOfSchema) -> None:
+    """a keyword that the regex would not keep:"""
+    text, number = {"type": "string"}, {"type": "integer"}
+    _expect_refused(part, number | {"minimum": 3}, number | {"multipleOf": 5})
+    _expect_refused(part, text | {"minLength": 2}, text | {"pattern": "^a"})
+    _expect_refused(part, text | {"maxLength": 4, "minLength": 4}, {"enum": [1, 2], "maximum": 1})
 
 
 def _expect_forced(part: ForcedText, pattern: str, seen: str, right: str) -> None:
@@ -418,12 +425,8 @@ def up_to_a_choice(part: ForcedText) -> None:
     """forced bytes up to a choice:"""
     for pattern, seen, right in (
         *(("abc", "", "abc"), ("abc", "ab", "c"), ("ab[cd]e", "", "ab"), ("ab[cd]e", "abc", "e")),
-        *(
-            ("yes|no", "", ""),
-            ("yes|no", "n", "o"),
-            ("yes|yet", "", "ye"),
-            ("(tea|tee)s", "t", "e"),
-        ),
+        *(("yes|no", "", ""), ("yes|no", "n", "o"), ("yes|yet", "", "ye")),
+        ("(tea|tee)s", "t", "e"),
     ):
         _expect_forced(part, pattern, seen, right)
 
@@ -491,6 +494,7 @@ CHECKS = {
         short_strings,
         enums_and_booleans,
         what_is_not_flat_is_refused,
+        what_would_not_be_kept_is_refused,
     ),
     "forced_text": (up_to_a_choice, an_end_is_a_choice, nothing_may_follow, beyond_ascii),
 }

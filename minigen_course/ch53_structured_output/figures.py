@@ -244,7 +244,8 @@ def states_by_depth(states: Sequence[int]) -> Figure:
     made, axes = figure(7.2, 3.0)
     depths = range(len(states))
     axes.plot(depths, states, "o-", color=ORANGE, linewidth=2, label="states of the automaton")
-    axes.plot(depths, [1 + each for each in depths], "s-", color=BLUE, label="entries of the stack")
+    stack = [max(1, each) for each in depths]  # at first one entry, for the value that is due
+    axes.plot(depths, stack, "s-", color=BLUE, label="most entries of the stack")
     axes.set_yscale("log", base=2)
     axes.set_xticks(list(depths))
     axes.set_yticks([1, 4, 16, 64], ["1", "4", "16", "64"])

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import jsonschema
@@ -18,6 +18,7 @@ from minigen import LLM, SamplingParams
 from minigen.sampling.processors import TokenMatcher
 from minigen.tokenizer.tokenizer import Tokenizer
 from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend, trie_of
+from minigen_course.lab.inspect_model import read_along
 
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
 DRINKS = ("green tea", "latte", "espresso", "hot chocolate")
@@ -97,16 +98,21 @@ def validates(text: str, schema: Mapping[str, Any] = SCHEMA) -> bool:
     return True
 
 
-def is_right(text: str, order: Order) -> bool:
-    """Return whether a text is JSON with the order's drink, size and quantity."""
+def right_fields(text: str, order: Order) -> dict[str, bool]:
+    """Return for each field whether a text, as JSON, has in it what was ordered."""
     found = parsed(text)
     if not isinstance(found, dict):
-        return False
-    drink = str(found.get("drink", "")).lower()
-    return order.drink in drink and (found.get("size"), found.get("quantity")) == (
-        order.size,
-        order.quantity,
-    )
+        found = {}
+    return {
+        "drink": order.drink in str(found.get("drink", "")).lower(),
+        "size": found.get("size") == order.size,
+        "quantity": found.get("quantity") == order.quantity,
+    }
+
+
+def is_right(text: str, order: Order) -> bool:
+    """Return whether a text is JSON with the order's drink, size and quantity."""
+    return all(right_fields(text, order).values())
 
 
 @dataclass(frozen=True)
@@ -149,22 +155,25 @@ _CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt])'
 
 
 def pattern_of_schema(schema: Mapping[str, Any]) -> str:
-    """Return a regex for the objects that a flat schema allows, as `json.dumps` writes them.
+    """Return a regex for the objects that a flat schema allows, in one way of writing each.
 
-    All properties are written, in their order, with `": "` and `", "` between them. A property is
-    an `enum` of values, or has the `type` string (with `maxLength`, if that is given), integer (of
-    at most nine digits), boolean or null. Raises `ValueError` for any other property.
+    All properties are written, in their order, with `": "` and `", "` between them, as
+    `json.dumps(value, ensure_ascii=False)` does. A property is an `enum` of values, or has the
+    `type` string (with `maxLength`, if that is given), integer (of at most nine digits), boolean or
+    null. Raises `ValueError` for any other property, and for any other keyword of a property.
     """
+    _refuse_others("The schema", schema, "type properties required additionalProperties")
     parts = []
     for name, each in schema["properties"].items():
-        parts.append(re.escape(json.dumps(name)) + ": " + _pattern_of_value(name, each))
+        parts.append(f"{_literal(name)}: {_pattern_of_value(name, each)}")
     return r"\{" + ", ".join(parts) + r"\}"
 
 
 def _pattern_of_value(name: str, schema: Mapping[str, Any]) -> str:
+    kept = "enum" if "enum" in schema else "type maxLength"
+    _refuse_others(f"The property {name!r}", schema, kept)
     if "enum" in schema:
-        values = (json.dumps(each, ensure_ascii=False) for each in schema["enum"])
-        return "(" + "|".join(map(re.escape, values)) + ")"
+        return "(" + "|".join(map(_literal, schema["enum"])) + ")"
     kind = schema.get("type")
     if kind == "string":
         most = schema.get("maxLength")
@@ -176,6 +185,17 @@ def _pattern_of_value(name: str, schema: Mapping[str, Any]) -> str:
     if kind == "null":
         return "null"
     raise ValueError(f"The property {name!r} is neither flat nor an enum.")
+
+
+def _literal(value: Any) -> str:
+    return re.escape(json.dumps(value, ensure_ascii=False))
+
+
+def _refuse_others(what: str, schema: Mapping[str, Any], kept: str) -> None:
+    """Raise `ValueError` for keywords that the regex would not keep, with their names."""
+    others = sorted(schema.keys() - kept.split())
+    if others:
+        raise ValueError(f"{what} has {', '.join(others)}, which this regex does not keep.")
 
 
 def tool_pattern() -> str:
@@ -288,6 +308,15 @@ def _next_token(token_ids: Sequence[int], tokenizer: Tokenizer, at: int) -> byte
 # Backends and costs
 
 
+def digit_share(llm: LLM, prompt_ids: Sequence[int], first_ids: Sequence[int]) -> float:
+    """Return the digits' share of the probability of all tokens of one byte, after a beginning."""
+    logits = read_along(llm, [*prompt_ids, *first_ids]).logits[0][-1]
+    ids = [each for each in range(logits.shape[-1]) if len(llm.tokenizer.token_bytes(each)) == 1]
+    digits = [each for each in ids if llm.tokenizer.token_bytes(each).isdigit()]
+    probabilities = logits.softmax(-1)
+    return float(probabilities[digits].sum() / probabilities[ids].sum())
+
+
 class CharacterBackend(AutomatonBackend):
     """The naive way: it allows only tokens of a single byte, which need no walk."""
 
@@ -309,6 +338,30 @@ def walk(
         other.accept(token_id)
         if not mine.allowed().any() or token_id == 2:
             return
+
+
+def deepest(text: str) -> int:
+    """Return how many brackets are open at once in a nested value, at most."""
+    depths = accumulate((each in CLOSING) - (each in CLOSING.values()) for each in text)
+    return max(depths, default=0)
+
+
+def times_as_long(
+    llm: LLM, prompts: Sequence[Any], one: SamplingParams, other: SamplingParams, repeats: int
+) -> float:
+    """Return how many times as long the answers take under `other` as under `one`.
+
+    The two take turns, so that a busy machine slows both down; the median of their ratios counts.
+    A first turn, which computes the prompts, does not count.
+    """
+
+    def seconds(params: SamplingParams) -> float:
+        started = time.perf_counter()
+        llm.generate(prompts, params, progress=False)
+        return time.perf_counter() - started
+
+    pairs = [(seconds(one), seconds(other)) for _ in range(1 + repeats)]
+    return float(np.median([after / before for before, after in pairs[1:]]))
 
 
 def seconds_per_mask(matcher: TokenMatcher, token_ids: Sequence[int]) -> float:

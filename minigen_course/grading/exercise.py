@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from minigen_course.grading.stub import find_object
+from minigen_course.grading.stub import find_object, stub
 
 Check = Callable[[Any], None]
 Level = Literal["warm-up", "core", "stretch"]
@@ -35,8 +35,9 @@ class Exercise:
     `dotted` is the full name of the solution, the package's own object. `statement` (Markdown) says
     what to build. `use` is a cell that runs the part, named `mine`, in the engine. `harder` is a
     harder task. `level` says how much the exercise asks for, and `minutes` about how long it takes
-    someone who has just read the chapter. Nothing of the chapter is imported before `solution` or
-    `checks` is read.
+    someone who has just read the chapter. `needs` are the names of the solution's module that the
+    body will use, beside those of its signature. Nothing of the chapter is imported before
+    `solution` or `checks` is read.
     """
 
     chapter: str
@@ -48,6 +49,12 @@ class Exercise:
     harder: str
     minutes: int
     level: Level = "core"
+    needs: tuple[str, ...] = ()
+
+    @property
+    def stub(self) -> str:
+        """The cell that the learner fills in."""
+        return stub(self.dotted, self.needs)
 
     @property
     def points(self) -> int:
@@ -89,9 +96,19 @@ def exercises(chapter: str) -> dict[str, Exercise]:
             _joined(each["harder"]),
             each["minutes"],
             each.get("level", "core"),
+            tuple(each.get("needs", ())),
         )
         for name, each in texts.items()
     }
+
+
+def stub_of(dotted: str) -> str:
+    """Return the cell of the exercise that has this solution. Raises `ValueError` if none has."""
+    for chapter in CHAPTERS:
+        for each in exercises(chapter).values():
+            if each.dotted == dotted:
+                return each.stub
+    raise ValueError(f"No exercise has the solution {dotted}.")
 
 
 def _joined(text: str) -> str:

@@ -7,13 +7,14 @@ import ast
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 OWN = ("minigen", "minigen_course")
+MOST_COLUMNS = 100
 EMPTY = "raise NotImplementedError  # your turn"
 STILL_EMPTY = "is still empty: replace the line that raises NotImplementedError."
 
@@ -37,8 +38,11 @@ def mirror(dotted: str) -> str:
     return f"# = {dotted}\n{source_of(dotted)}"
 
 
-def stub(dotted: str) -> str:
-    """Return an exercise's cell: the imports for the signature, the signature, no body."""
+def stub(dotted: str, needs: Sequence[str] = ()) -> str:
+    """Return an exercise's cell: the imports for the signature, the signature, no body.
+
+    `needs` are names of the solution's module that the body will use; they are imported as well.
+    """
     source = source_of(dotted)
     lines, tree = source.splitlines(), ast.parse(source).body[0]
     if isinstance(tree, ast.ClassDef):
@@ -52,7 +56,7 @@ def stub(dotted: str) -> str:
     else:
         assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
         code = "\n".join(emptied(lines, tree))
-    imports = "\n".join(imports_of(dotted.rpartition(".")[0], ast.parse(code)))
+    imports = "\n".join(imports_of(dotted.rpartition(".")[0], ast.parse(code), needs))
     between = "\n\n\n" if imports else ""
     return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
 
@@ -116,9 +120,9 @@ def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) 
     return [*lines[begin:end], indent + EMPTY]
 
 
-def imports_of(module: str, code: ast.Module) -> list[str]:
-    """Return import statements for the names that `code` takes from `module`, sorted."""
-    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+def imports_of(module: str, code: ast.Module, needs: Sequence[str] = ()) -> list[str]:
+    """Return the lines that import the names that `code` takes from `module`, and `needs`."""
+    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)} | set(needs)
     tree = ast.parse(_text_of(module))
     found = []
     for node in _statements(tree):
@@ -128,15 +132,27 @@ def imports_of(module: str, code: ast.Module) -> list[str]:
             if names:
                 node.names = names
                 found.append(ast.unparse(node))
-    own = sorted((used & set(_defined(tree))) - set(_defined(code)))
+    own = sorted((used & set(_defined(tree))) - set(_defined(code)), key=_place_among_names)
     if own:
-        found.append(f"from {module} import {', '.join(own)}")
+        found.append(_import_from(module, own))
     found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
     groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
     for statement in found:
         package = statement.split()[1].partition(".")[0]
         groups[1 + (package in OWN) - (package in sys.stdlib_module_names)].append(statement)
     return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
+
+
+def _place_among_names(name: str) -> tuple[bool, bool, str]:
+    """Return what sorts names as linters ask: constants, then classes, then functions."""
+    return not name.isupper(), name[0].islower(), name
+
+
+def _import_from(module: str, names: Sequence[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= MOST_COLUMNS:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {each}," for each in names), ")"])
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:

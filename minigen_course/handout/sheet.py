@@ -9,7 +9,6 @@ from typing import Any
 
 from minigen_course.grading.exercise import Exercise, exercises
 from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
-from minigen_course.grading.stub import stub
 from minigen_course.handout.course_files import REPOSITORY, headings
 
 HUNT_RULES = (
@@ -145,13 +144,23 @@ def measures(level: str, points: int, minutes: int) -> str:
     return f"{level}, {points} points, about {minutes} minutes"
 
 
+def runs_engine(exercise: Exercise) -> bool:
+    """Return whether an exercise's use loads a model, or talks to one that is loaded.
+
+    >>> [runs_engine(exercises(chapter)[name]) for chapter, name in
+    ...  (("53", "derivative"), ("53", "forced_text"), ("24", "SlotScheduler"))]
+    [True, False, True]
+    """
+    return re.search(r"\b(LLM|llm|load_model)\b", exercise.use) is not None
+
+
 def _exercise_cells(chapter: str, each: Exercise) -> list[dict[str, Any]]:
     what = measures(each.level.capitalize(), each.points, each.minutes)
     return [
         _markdown(f"## {each.name}\n\n*{what}.*\n\n{each.statement}"),
-        _code(stub(each.dotted)),
+        _code(each.stub),
         _code(f"mine = check({int(chapter)}, {each.name}={each.name})"),
-        _markdown("In the running engine:"),
+        _markdown("In the running engine:" if runs_engine(each) else "Try it:"),
         _code(each.use),
         _markdown(f"**Harder.** {each.harder}"),
     ]

@@ -11,9 +11,9 @@ from typing import Any
 
 from minigen_course.grading.exercise import Check, Exercise, Wrong, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
-from minigen_course.grading.stub import STILL_EMPTY, is_stub, stub
+from minigen_course.grading.stub import STILL_EMPTY, is_stub
 from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in
-from minigen_course.handout.sheet import HUNT_RULES, file_name, measures
+from minigen_course.handout.sheet import HUNT_RULES, file_name, measures, runs_engine
 
 WIDTH = 96
 TEST = '''\
@@ -64,16 +64,17 @@ def starter(exercise: Exercise, folder: str, example: str = "") -> str:
     what = measures(exercise.level, exercise.points, exercise.minutes)
     path = f"exercises/{folder}/{file_name(exercise.name)}"
     imports = "from minigen_course import using\n" * ("using(" in exercise.use)
+    where = "Use it in the running engine" if runs_engine(exercise) else "Try it"
     said = [
         f"Exercise {exercise.name} of chapter {exercise.chapter} ({what}).",
         *map(_wrapped, exercise.statement.split("\n\n")),
         *([_wrapped(example)] if example else []),
         f"Check it:     minigen check {path}\nWith a hint:  minigen check {path} --hint 1",
-        "Use it in the running engine, in a notebook or a script, with `mine` as your part:",
+        f"{where}, in a notebook or a script, with `mine` as your part:",
         textwrap.indent(f"{imports}{exercise.use}", "    "),
         *map(_wrapped, f"Harder: {exercise.harder}".split("\n\n")),
     ]
-    return _module(said, stub(exercise.dotted))
+    return _module(said, exercise.stub)
 
 
 def _hunt_starter(chapter: str, hunt: Hunt, folder: str) -> str:
@@ -88,8 +89,9 @@ def _hunt_starter(chapter: str, hunt: Hunt, folder: str) -> str:
 
 
 def _module(said: list[str], code: str) -> str:
-    docstring = "\n\n".join(said).replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{docstring}\n"""\n\n{code}\n'
+    docstring = "\n\n".join(said).replace('"""', "'''")
+    raw = "r" if "\\" in docstring else ""  # a backslash stands there once, as it is typed
+    return f'{raw}"""{docstring}\n"""\n\n{code}\n'
 
 
 def _wrapped(text: str) -> str:

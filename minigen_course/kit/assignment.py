@@ -13,7 +13,7 @@ from minigen_course.figures.explore import png
 from minigen_course.grading.exercise import Exercise, exercises
 from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
 from minigen_course.grading.question import MARK, Question, Written, questions, written
-from minigen_course.grading.stub import OWN, dotted_name, imports_of, source_of, stub
+from minigen_course.grading.stub import OWN, dotted_name, imports_of, source_of
 from minigen_course.grading.varied import example, varied_of
 from minigen_course.handout.course_files import REPOSITORY, headings
 from minigen_course.handout.sheet import HUNT_RULES, measures
@@ -146,7 +146,7 @@ def stub_for(exercise: Exercise) -> str:
 
     Such a part stands there as a type; its name is quoted instead.
     """
-    code = stub(exercise.dotted)
+    code = exercise.stub
     lines, tree = code.splitlines(), ast.parse(code)
     parts = set(exercises(exercise.chapter))
     gone = [

@@ -6,7 +6,6 @@ with the course's own cases. Source: GitHub Classroom's documentation of its aut
 
 from minigen_course.grading.exercise import exercises
 from minigen_course.grading.hunt import hunt_of
-from minigen_course.grading.stub import stub
 from minigen_course.grading.varied import example
 from minigen_course.handout.course_files import REPOSITORY, headings
 from minigen_course.handout.sheet import file_name
@@ -72,7 +71,7 @@ def repository_of(assignment: Assignment, seed: int) -> dict[str, str]:
         if item.kind == "part":
             each, name = exercises(chapter)[item.name], file_name(item.name)
             text = starter(each, folder, example(each, seed))
-            found[f"{folder}/{name}"] = text.replace(stub(each.dotted), stub_for(each))
+            found[f"{folder}/{name}"] = text.replace(each.stub, stub_for(each))
         elif item.kind == "hunt":
             name = hunt_file(hunt_of(chapter))
             found[f"{folder}/{name}"] = files[name]

@@ -11,7 +11,7 @@ from minigen_course.grading.exercise import Check, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
 from minigen_course.grading.question import MARK as QUESTION
 from minigen_course.grading.question import questions
-from minigen_course.grading.stub import dotted_name, is_stub, stub
+from minigen_course.grading.stub import dotted_name, is_stub
 from minigen_course.grading.varied import own_check
 from minigen_course.handout.answers import HUNT_MARK, MARK, cells_of
 from minigen_course.handout.course_files import headings
@@ -126,7 +126,7 @@ def tasks_of(assigned: Assigned, seed: int | None) -> Iterator[Task]:
         yield Task(
             *(chapter, name, each.points, MARK + each.dotted, each.dotted, name, checks),
             partial(_named, name),
-            _imports(stub(each.dotted)),
+            _imports(each.stub),
             kept_points=kept,
         )
 

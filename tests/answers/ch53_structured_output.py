@@ -456,11 +456,16 @@ WRONG_MATCHERS = {
 }
 
 
+KEPT = {"enum", "type", "maxLength"}
+
+
 def pattern_by_table(schema: Any) -> str:
     """Right, from a table of types."""
     types = {"integer": "(-?[1-9][0-9]{0,8}|0)", "boolean": "(false|true)", "null": "(null)"}
     fields = []
     for name, each in schema["properties"].items():
+        if set(each) - KEPT:
+            raise ValueError(name)
         if "enum" in each:
             choices = [re.escape(json.dumps(one, ensure_ascii=False)) for one in each["enum"]]
             value = f"({'|'.join(choices)})"
@@ -472,7 +477,7 @@ def pattern_by_table(schema: Any) -> str:
             value = types[each["type"]]
         else:
             raise ValueError(name)
-        fields.append(f"{re.escape(json.dumps(name))}: {value}")
+        fields.append(f"{re.escape(json.dumps(name, ensure_ascii=False))}: {value}")
     return "\\{" + ", ".join(fields) + "\\}"
 
 
@@ -500,8 +505,42 @@ def raw_names(schema: Any) -> str:
     names = schema["properties"]
     found = pattern_by_table(schema)
     for name in names:
-        found = found.replace(re.escape(json.dumps(name)), f'"{name}"')
+        found = found.replace(re.escape(json.dumps(name, ensure_ascii=False)), f'"{name}"')
     return found
+
+
+def by_number(found: str) -> str:
+    """Write é as an escape, as `json.dumps` does by itself."""
+    return found.replace("é", r"\\u00e9")
+
+
+def names_by_number(schema: Any) -> str:
+    found = pattern_by_table(schema)
+    for name in schema["properties"]:
+        found = found.replace(f'"{name}": ', by_number(f'"{name}": '))
+    return found
+
+
+def values_by_number(schema: Any) -> str:
+    values = {name: {"enum": [None]} for name in schema["properties"]}
+    named = pattern_by_table({"properties": values})
+    return pattern_by_table(schema) if "é" in named else by_number(pattern_by_table(schema))
+
+
+def keywords_ignored(schema: Any) -> str:
+    known = {
+        name: {keyword: value for keyword, value in each.items() if keyword in KEPT}
+        for name, each in schema["properties"].items()
+    }
+    return pattern_by_table({"properties": known})
+
+
+def numbers_without_limits(schema: Any) -> str:
+    """Wrong: refuses what it knows of strings, and ignores limits of numbers."""
+    for each in schema["properties"].values():
+        if {"minLength", "pattern"} & set(each):
+            raise ValueError
+    return keywords_ignored(schema)
 
 
 def required_only(schema: Any) -> str:
@@ -549,6 +588,10 @@ WRONG_PATTERNS = {
     "an enum of texts": enum_of_texts,
     "an enum as a regex": unescaped_enum,
     "nothing is refused": without_a_refusal,
+    "other keywords are ignored": keywords_ignored,
+    "limits of numbers are ignored": numbers_without_limits,
+    "names in ASCII": names_by_number,
+    "an enum in ASCII": values_by_number,
     "a compiled regex": no_pattern,
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 from minigen_course.grading.exercise import exercises
-from minigen_course.grading.stub import source_of, stub
+from minigen_course.grading.stub import source_of
 from minigen_course.kit.grade import Graded
 from minigen_course.kit.similar import Pair, alike, groups
 
@@ -96,7 +96,7 @@ def similar(graded: Sequence[Graded]) -> list[Pair]:
         found += alike(
             f"{first.chapter} {first.name}",
             {student: source for student, source in sources.items() if source},
-            (stub(known.dotted), source_of(known.dotted)),
+            (known.stub, source_of(known.dotted)),
         )
     return found
 
