@@ -22,6 +22,7 @@ from minigen.errors import MinigenError, OptionError, PartError
 from minigen.outputs import RequestOutput
 from minigen.sequence import Sequence, num_matching
 from minigen.server.app import create_service
+from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
 from minigen.server.models import ModelHost
 from minigen.speculative.ngram import NgramIndex, NgramProposer
 from minigen.speculative.pace import MeasuredPace, StepTimes
@@ -594,8 +595,10 @@ def test_a_predicted_answer_needs_fewer_steps(tiny_directory: Path, plain: LLM) 
 
 
 def test_a_server_takes_predictions_and_counts_them(tiny_directory: Path) -> None:
-    host = ModelHost({"tiny": partial(load_tiny, tiny_directory)})
-    with serving(host, create_service(host)) as url:
+    shown = MetricsPage()
+    models = {"tiny": partial(load_tiny, tiny_directory)}
+    host = ModelHost(models, watchers=[metrics_watcher(shown)])
+    with serving(host, create_service(host, routers=[metrics_router(shown)])) as url:
         letters = {"regex": "[a-z]{60}"}  # so that the text has the tokens of the answer
         messages = [{"role": "user", "content": "ab"}]
         body = {"messages": messages, "seed": 1, "max_tokens": 60, "structured_outputs": letters}
