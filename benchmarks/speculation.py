@@ -73,7 +73,8 @@ def editing(seed: int) -> str:
     text, other = records(seed), records(seed + 1000)
     edited = other.replace('"weight"', '"mass"')
     start = text.replace('"weight"', '"mass"')[:60]
-    return f"{other}\n\nwith mass for weight:\n\n{edited}\n\n{text}\n\nwith mass for weight:\n\n{start}"
+    change = "\n\nwith mass for weight:\n\n"
+    return f"{other}{change}{edited}\n\n{text}{change}{start}"
 
 
 def control(seed: int) -> str:
