@@ -53,6 +53,37 @@ def test_a_form_is_kept_with_attention_in_triton(tmp_path: Path) -> None:
     assert re.fullmatch("[ab]{2}[cd]{2}", ours.text)
 
 
+class Nearly:
+    """Proposes two right tokens and a wrong one."""
+
+    def __init__(self, answer: list[int]):
+        self.answer = answer
+
+    def propose(self, sequences, counts):
+        first = [len(each.output_ids) for each in sequences]
+        return [
+            [*self.answer[i : i + 2], 1][:count] for i, count in zip(first, counts, strict=True)
+        ]
+
+    def end(self, sequence) -> None:
+        pass
+
+
+def test_drafts_are_verified_with_attention_in_triton(tmp_path: Path) -> None:
+    directory = saved("qwen2-window", tmp_path)
+    params = SamplingParams(temperature=1, seed=3, max_tokens=8, ignore_eos=True)
+    expected = load(directory).generate(PROMPTS[2], params)
+    llm = load(
+        directory,
+        attention_backend="triton",
+        proposer=Nearly(expected.token_ids),
+        speculative_config={"num_speculative_tokens": 3, "adaptive": False},
+    )
+    assert llm.generate(PROMPTS[2], params).token_ids == expected.token_ids
+    counts = llm.engine.speculator.counts
+    assert 0 < counts.accepted < counts.drafted
+
+
 @pytest.mark.parametrize("variant", ["qwen3", "mistral-window"])
 def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
     variant: str, tmp_path: Path

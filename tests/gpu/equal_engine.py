@@ -20,6 +20,8 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
 from minigen.sampling.sampler import BatchSampler
+from minigen.speculative.pace import FixedPace
+from minigen.speculative.speculator import Speculator
 from minigen.trace.events import Trace
 from tests.gpu.contexts import DEVICE
 
@@ -33,6 +35,29 @@ TINY = Shape(97, 64, 2, 4, 2, 16, 96, tied=True, head_norms=True)
 def test_tokens_prefilled_in_chunks_and_beside_others_are_those_of_one_pass(budget: int) -> None:
     model = random_model(TINY, 128, HERE, DTYPE)
     assert float(margins(model, TINY, (1, 17, 33), budget).max()) < MOST_MARGIN
+
+
+class Repeated:
+    """Proposes the last token again and again, and at times what a sequence had before."""
+
+    def propose(self, sequences, counts):
+        return [
+            (each.token_ids[-1:] * count if len(each) % 2 else each.token_ids[:count])
+            for each, count in zip(sequences, counts, strict=True)
+        ]
+
+    def end(self, sequence) -> None:
+        pass
+
+
+def test_tokens_after_drafts_are_those_of_one_pass() -> None:
+    model = random_model(TINY, 128, HERE, DTYPE)
+    engine = make_engine(model, TINY, 64, 4, 20)
+    engine.speculator = Speculator(Repeated(), FixedPace(), TINY.vocab, 64, 3, 20)
+    sequences = [greedy(i, [5 + i] * (3 + 7 * i), 9) for i in range(3)]
+    run(engine, sequences)
+    assert engine.speculator.counts.drafted > 0
+    assert float(below_likeliest(model.model, sequences, [None] * TINY.layers).max()) < MOST_MARGIN
 
 
 def test_copied_blocks_are_whole_in_every_layer_and_no_others_change() -> None:
