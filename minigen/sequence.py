@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.processors import LogitsProcessor
@@ -89,7 +90,7 @@ class Sequence:
     @property
     def num_wanted(self) -> int:
         """Tokens for the next step: all new ones, or fewer while prompt logprobs are pending."""
-        num_new = len(self) - self.num_computed
+        num_new = len(self.token_ids) - self.num_computed
         return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_PER_STEP)
 
     @property
@@ -97,7 +98,7 @@ class Sequence:
         """Prompt tokens whose logprobs were requested and are not computed yet."""
         return len(self.prompt_ids) - len(self.prompt_logprobs) if self.prompt_logprobs else 0
 
-    @property
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The request's stop tokens, and the model's end tokens unless `ignore_eos` is set."""
         own = frozenset(self.params.stop_token_ids)
@@ -143,11 +144,14 @@ class ScheduledChunk:
         first = len(sequence.prompt_logprobs) - 1 - sequence.num_computed
         return range(first, min(self.num_tokens, first + sequence.num_pending_prompt_logprobs))
 
-    @property
+    @cached_property
     def samples(self) -> list[Sequence]:
-        """The sequences that get a token from this chunk; empty until all tokens are computed."""
+        """The sequences that get a token from this chunk; empty until all tokens are computed.
+
+        It is found once, and first read before the chunk is marked as computed.
+        """
         sequence = self.sequence
-        if sequence.num_computed + self.num_tokens < len(sequence):
+        if sequence.num_computed + self.num_tokens < len(sequence.token_ids):
             return []
         return [sequence, *self.siblings]
 
