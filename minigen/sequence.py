@@ -144,12 +144,9 @@ class ScheduledChunk:
         first = len(sequence.prompt_logprobs) - 1 - sequence.num_computed
         return range(first, min(self.num_tokens, first + sequence.num_pending_prompt_logprobs))
 
-    @cached_property
+    @property
     def samples(self) -> list[Sequence]:
-        """The sequences that get a token from this chunk; empty until all tokens are computed.
-
-        It is found once, and first read before the chunk is marked as computed.
-        """
+        """The sequences that get a token from this chunk; empty until all tokens are computed."""
         sequence = self.sequence
         if sequence.num_computed + self.num_tokens < len(sequence.token_ids):
             return []
