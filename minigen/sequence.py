@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.processors import LogitsProcessor
@@ -101,7 +102,7 @@ class Sequence:
 
         Fewer while prompt logprobs are pending.
         """
-        num_new = len(self) - self.num_computed + len(self.drafts)
+        num_new = len(self.token_ids) - self.num_computed + len(self.drafts)
         return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_PER_STEP)
 
     @property
@@ -109,7 +110,7 @@ class Sequence:
         """Prompt tokens whose logprobs were requested and are not computed yet."""
         return len(self.prompt_ids) - len(self.prompt_logprobs) if self.prompt_logprobs else 0
 
-    @property
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The request's stop tokens, and the model's end tokens unless `ignore_eos` is set."""
         own = frozenset(self.params.stop_token_ids)
@@ -170,6 +171,8 @@ class ScheduledChunk:
     def drafts(self) -> tuple[int, ...]:
         """The proposed tokens at the chunk's end; usually none."""
         sequence = self.sequence
+        if not sequence.drafts:
+            return ()
         known = len(sequence) - sequence.num_computed
         return sequence.drafts[: max(self.num_tokens - known, 0)]
 
@@ -177,7 +180,7 @@ class ScheduledChunk:
     def samples(self) -> list[Sequence]:
         """The sequences that get a token from this chunk; empty until all tokens are computed."""
         sequence = self.sequence
-        if sequence.num_computed + self.num_tokens < len(sequence):
+        if sequence.num_computed + self.num_tokens < len(sequence.token_ids):
             return []
         return [sequence, *self.siblings]
 

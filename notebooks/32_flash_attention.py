@@ -922,12 +922,14 @@ picture(
 # loop twice: without the mask before the diagonal, and with it on the diagonal. Below is the loop,
 # which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second factor. A GPU has
 # an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$. So `scale` is
-# $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would.
+# $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies the scores only where the base is
+# subtracted, because a GPU does both with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
 # without a mask has no trace of one. A position's block stands in the table at `positions //
 # BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. Below, blocks have 8 slots and the
-# second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. With a window, a
+# second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. The loop reads the
+# table one tile ahead, so that the loads of keys and values need not wait for it. With a window, a
 # query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and
 # `tl.dot(a, b, acc)` returns `acc` plus the product.
 
@@ -999,8 +1001,8 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
 # as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. (Its tiles have 64 keys on an H100, and 32 on an A100, whose tensor cores read their
-# tiles from registers; an H100's read them from shared memory.) The last number of each line says how
+# tiles of 64 with 4. (Its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on an A100, whose
+# tensor cores read them from registers; an H100's read them from shared memory.) The last number says how
 # many programs fit on one SM at the same time, by its 65,536 registers and its shared memory: one of 8
 # warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the
 # other warps of the same program can compute while one waits for memory. Which pair of tile and warps is

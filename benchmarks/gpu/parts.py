@@ -82,7 +82,8 @@ def _decode(batch: int, context: int, results: Results) -> dict[str, Any]:
 
 
 def _against_transformers(results: Results) -> dict[str, Any]:
-    theirs = [results[name] for name in ("transformers_one_at_a_time", "transformers_batched")]
+    ways = ("one_at_a_time", "batched", "compiled")
+    theirs = [results[f"transformers_{way}"] for way in ways]
     return workloads.against_transformers(results["many_streams"], theirs)
 
 
@@ -102,6 +103,7 @@ def parts() -> dict[str, Part]:
         "many_streams": lambda results: workloads.many_streams(),
         "transformers_one_at_a_time": lambda results: workloads.transformers_streams(1, 128),
         "transformers_batched": lambda results: workloads.transformers_streams(32, 1024),
+        "transformers_compiled": lambda results: workloads.transformers_streams(32, 1024, True),
         "against_transformers": _against_transformers,
         "kernels_equal_twins": kernels_equal_twins,
         "products_of_one_row": lambda results: kernels.products_of_one_row(

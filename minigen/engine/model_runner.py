@@ -70,17 +70,17 @@ class Packer:
         starts, logits_rows, context_lens, rows = [0], [], [], []
         for chunk in chunks:
             sequence = chunk.sequence
-            first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
-            drafts = chunk.drafts
-            token_ids += sequence.token_ids[first:end]
+            begin, first, drafts = len(token_ids), sequence.num_computed, chunk.drafts
+            new = range(first, first + chunk.num_tokens)
+            token_ids += sequence.token_ids[new.start : new.stop]
             token_ids += drafts
-            positions += range(first, end)
-            slots += slots_of(sequence.block_ids, range(first, end), self.block_size)
-            logits_rows += [starts[-1] + row for row in chunk.prompt_logprob_rows]
-            starts.append(len(token_ids))
+            positions += new
+            slots += slots_of(sequence.block_ids, new, self.block_size)
+            logits_rows += [begin + row for row in chunk.prompt_logprob_rows]
             logits_rows += range(len(token_ids) - 1 - len(drafts), len(token_ids) - 1)
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
-            context_lens.append(end)
+            starts.append(len(token_ids))
+            context_lens.append(new.stop)
             rows.append(self.manager.rows[sequence])
         return Packed(
             token_ids=self._token_ids.write(token_ids),

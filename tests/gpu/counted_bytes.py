@@ -5,8 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minigen.kernels.triton import elementwise
+from minigen.kernels.triton import elementwise, matvec
 from minigen.kernels.triton.elementwise import silu_multiply_kernel
+from minigen.model.layers import DenseLinear
 from minigen_course.ch31_triton import gpu_kernels
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required
@@ -67,6 +68,17 @@ def test_a_norm_moves_each_row_once(has_residual: bool, bytes_a_number: int) -> 
     found = record_programs(launch, x=x, residual=residual, weight=weight, out=out)
     rows = [each for each in found if each.tensor != "weight"]
     assert bytes_moved(rows) == bytes_required(rows) == bytes_a_number * 60
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_product_of_one_row_reads_each_weight_once(gated: bool) -> None:
+    x, weight = torch.randn(1, 600).half(), torch.randn(20, 600).half()
+    linear = DenseLinear(weight, None, (10, 10))
+    found = record_programs(
+        lambda: matvec.matvec_triton(x, linear, gated=gated), x=x, weight=weight
+    )
+    weights = [each for each in found if each.tensor == "weight"]
+    assert bytes_moved(weights) == bytes_required(weights) == 2 * 20 * 600
 
 
 def test_a_softmax_moves_four_bytes_a_number() -> None:

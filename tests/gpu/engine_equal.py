@@ -9,11 +9,10 @@ import torch
 from minigen import LLM, SamplingParams
 from minigen.kernels.triton.attention import DevicePool
 from minigen.kernels.triton.runner import (
+    DecodeInputs,
     GpuRunner,
     choose_on_device,
-    fill,
     kernel_model,
-    padding_batch,
 )
 from minigen.sequence import ScheduledChunk
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
@@ -95,7 +94,8 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
     sizes = (config.kv_heads, 16, config.head_dim)
     pool = DevicePool(config.num_layers, 40, *sizes, torch.float32, torch.device("cpu"))
     runner = GpuRunner(model, pool, plain.manager, config.sliding_windows, 40, ())
-    fixed = padding_batch(4, plain.manager.tables.shape[1], torch.device("cpu"))
+    inputs = DecodeInputs(4, plain.manager.tables.shape[1], torch.device("cpu"))
+    fixed = inputs.batch(4)
     seen: list[torch.Tensor] = []
 
     def both(chunks: list[ScheduledChunk]) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
         theirs = PLAIN(chunks)
         seen.append(runner.logits(chunks) - theirs)
         if all(chunk.num_tokens == 1 for chunk in chunks):  # padded like a captured step
-            fill(fixed, runner.packer.pack(chunks))
+            inputs.fill(4, runner.packer.pack(chunks))
             seen.append(runner.run(fixed)[: len(chunks)] - theirs)
         del plain.manager.pop_pending_copies
         return theirs

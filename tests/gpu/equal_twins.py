@@ -13,8 +13,9 @@ from minigen.kernels.triton.elementwise import (
     silu_multiply_torch,
     silu_multiply_triton,
 )
+from minigen.kernels.triton.matvec import matvec_torch, matvec_triton
 from minigen.kernels.triton.sampling import choose_torch, choose_triton
-from minigen.model.layers import rotary_frequencies, rotary_tables
+from minigen.model.layers import DenseLinear, rotary_frequencies, rotary_tables
 from minigen_course.ch31_triton.gpu_kernels import (
     matmul_torch,
     matmul_triton,
@@ -75,6 +76,28 @@ def test_a_softmax_of_large_numbers_is_finite() -> None:
 def test_a_product_equals_its_twin(m: int, n: int, k: int, dtype: torch.dtype) -> None:
     a, b = randn(m, k, dtype=dtype), randn(n, k, dtype=dtype) / math.sqrt(k)
     assert_near(matmul_triton(a, b), matmul_torch(a, b))
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "fused", ["", "norm bias", "norm gated", "residual", "norm bias gated residual"]
+)
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (130, 65), (24, 3000)])
+def test_a_product_of_one_row_equals_its_twin(
+    rows: int, columns: int, fused: str, dtype: torch.dtype
+) -> None:
+    x, weight = randn(1, columns, dtype=dtype), randn(rows, columns, dtype=dtype)
+    weight /= math.sqrt(columns)
+    linear = DenseLinear(weight, randn(rows, dtype=dtype) if "bias" in fused else None, (rows,))
+    num_results = rows // 2 if "gated" in fused else rows
+    given = {
+        "norm": (randn(columns, dtype=dtype), 1e-5) if "norm" in fused else None,
+        "gated": "gated" in fused,
+        "residual": randn(1, num_results, dtype=dtype) if "residual" in fused else None,
+    }
+    ours = matvec_triton(x, linear, **given)
+    assert ours.shape == (1, num_results)
+    assert_near(ours, matvec_torch(x, linear, **given))
 
 
 @each_head

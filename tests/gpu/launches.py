@@ -11,8 +11,10 @@ from minigen.kernels.triton.elementwise import (
     rotary_store_triton,
     silu_multiply_triton,
 )
+from minigen.kernels.triton.matvec import matvec_triton
 from minigen.kernels.triton.prefill_attention import flash_prefill_triton
 from minigen.kernels.triton.sampling import choose_triton
+from minigen.model.layers import DenseLinear
 from minigen_course.ch31_triton.gpu_kernels import matmul_triton, softmax_triton
 
 TOKENS, SEQUENCES, BLOCKS, BLOCK_SIZE = 512, 16, 64, 16
@@ -32,11 +34,17 @@ def small_launches() -> dict[str, Callable[[], object]]:
     """Return the launches of the kernels that do not depend on heads."""
     hidden, ffn, vocab = 4096, 14336, 128256
     x, weight, wide = empty(TOKENS, hidden), empty(hidden), empty(TOKENS, 2 * ffn)
+    up_down = [
+        DenseLinear(empty(rows, columns), empty(rows), (rows,))
+        for rows, columns in ((2 * ffn, hidden), (hidden, ffn))
+    ]
     logits = empty(SEQUENCES, vocab, dtype=torch.float32)
     warmth = empty(SEQUENCES, dtype=torch.float32)
     return {
         "norm": lambda: rms_norm_triton(x, weight, 1e-5, empty(TOKENS, hidden)),
         "silu": lambda: silu_multiply_triton(wide),
+        "one row": lambda: matvec_triton(x[:1], up_down[1], residual=x[:1]),
+        "one gated row": lambda: matvec_triton(x[:1], up_down[0], (weight, 1e-5), gated=True),
         "softmax": lambda: softmax_triton(x),
         "matmul": lambda: matmul_triton(x, empty(ffn, hidden)),
         "choose": lambda: choose_triton(logits, warmth, ids(SEQUENCES)),

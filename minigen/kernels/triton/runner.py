@@ -1,9 +1,10 @@
 """The model on a GPU as a `Runner`: fused kernels, and decode steps as CUDA graphs.
 
-A layer is four matrix products and five kernels, where plain torch launches more than forty. A
-step of decodes only is padded to a captured batch size, with rows that write to block 0, and then
-costs one launch. Sampling settings that the sampling kernel does not support are handled on the
-CPU. Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
+A layer is four matrix products and five kernels, where plain torch launches more than forty. For a
+single token the products are kernels, too, fused with what is before and after them. A step of
+decodes only is padded to a captured batch size, with rows that write to block 0, and then costs one
+launch. Sampling settings that the sampling kernel does not support are handled on the CPU. Source:
+CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
 """
 
 from bisect import bisect_left
@@ -24,24 +25,41 @@ from minigen.kernels.triton.elementwise import (
     rotary_store_triton,
     silu_multiply_triton,
 )
+from minigen.kernels.triton.matvec import matvec_triton
 from minigen.kernels.triton.sampling import choose_triton
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import Batch
 from minigen.model.layers import DenseLinear, rotary_tables
 from minigen.model.transformer import Layer, MakeLinear, Transformer
+from minigen.protocols import Linear
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import choose_tokens, uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
-ReadLayer = Callable[[int, Tensor], Tensor]  # attention over the pool, by layer id and queries
+ReadLayer = Callable[[int, Tensor], Tensor]  # attention of a layer, by its id and the queries
 Logits = Float[Tensor, "rows vocab"]
 
 
 @dataclass(frozen=True)
+class DenseLayer:
+    """The linear layers of one layer, with weights that kernels can read."""
+
+    qkv: DenseLinear
+    out: DenseLinear
+    gate_up: DenseLinear
+    down: DenseLinear
+
+
+@dataclass(frozen=True)
 class KernelModel:
-    """A `Transformer` on one device, with the cosines and sines of all positions."""
+    """A `Transformer` on one device, with the cosines and sines of all positions.
+
+    `dense` and `head` are its linear layers.
+    """
 
     model: Transformer
+    dense: tuple[DenseLayer, ...]
+    head: DenseLinear
     tables: tuple[Tensor, Tensor]
 
     def hidden(
@@ -56,36 +74,44 @@ class KernelModel:
 
         `kv` is the pool, with the axes `minigen.kv_cache.paged.POOL_AXES`.
         """
-        model = self.model
-        residual = model.embed(token_ids)
-        x = rms_norm_triton(residual, model.layers[0].attention_norm, model.norm_eps)
-        next_norms = [layer.attention_norm for layer in model.layers[1:]] + [model.norm]
-        for layer_id, (layer, next_norm) in enumerate(zip(model.layers, next_norms, strict=True)):
-            keys, values = kv[layer_id]
-            q = rotary_store_triton(
-                layer.qkv(x),
-                _head_norms(layer),
-                model.norm_eps,
-                self.tables,
-                positions,
-                slots,
-                keys,
-                values,
-            )
-            out = layer.out(read(layer_id, q).flatten(-2))
-            x = rms_norm_triton(out, layer.ffn_norm, model.norm_eps, residual)
+
+        def attend(layer_id: int, qkv: Tensor) -> Tensor:
+            norms, eps = _head_norms(self.model.layers[layer_id]), self.model.norm_eps
+            placed = (self.tables, positions, slots)
+            q = rotary_store_triton(qkv, norms, eps, *placed, *kv[layer_id])
+            return read(layer_id, q).flatten(-2)
+
+        forward = self._one_token if len(token_ids) == 1 else self._many_tokens
+        return forward(self.model.embed(token_ids), attend)
+
+    def _many_tokens(self, residual: Tensor, attend: ReadLayer) -> Tensor:
+        layers, norm, eps = self.model.layers, self.model.norm, self.model.norm_eps
+        x = rms_norm_triton(residual, layers[0].attention_norm, eps)
+        next_norms = [layer.attention_norm for layer in layers[1:]] + [norm]
+        for layer_id, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            out = layer.out(attend(layer_id, layer.qkv(x)))
+            x = rms_norm_triton(out, layer.ffn_norm, eps, residual)
             out = layer.down(silu_multiply_triton(layer.gate_up(x)))
-            x = rms_norm_triton(out, next_norm, model.norm_eps, residual)
+            x = rms_norm_triton(out, next_norm, eps, residual)
         return x
+
+    def _one_token(self, residual: Tensor, attend: ReadLayer) -> Tensor:
+        eps = self.model.norm_eps
+        for layer_id, (layer, dense) in enumerate(zip(self.model.layers, self.dense, strict=True)):
+            qkv = matvec_triton(residual, dense.qkv, norm=(layer.attention_norm, eps))
+            residual = matvec_triton(attend(layer_id, qkv), dense.out, residual=residual)
+            x = matvec_triton(residual, dense.gate_up, norm=(layer.ffn_norm, eps), gated=True)
+            residual = matvec_triton(x, dense.down, residual=residual)
+        return rms_norm_triton(residual, self.model.norm, eps)
 
     def logits(self, hidden: Float[Tensor, "rows hidden"], out: Logits | None = None) -> Logits:
         """Return the logits of normalised hidden states, float32, written to `out` if given."""
-        scores = self.model.head(hidden)
+        scores = matvec_triton(hidden, self.head) if len(hidden) == 1 else self.head(hidden)
         return scores.float() if out is None else out.copy_(scores)
 
 
 def kernel_model(model: Transformer, max_positions: int, device: torch.device) -> KernelModel:
-    """Move the model to `device`, except its linear layers, which must be there already."""
+    """Move the model to `device`, except its dense linear layers, which must be there already."""
     embedding = model.embedding.to(device)
     head = model.head
     if isinstance(head, DenseLinear) and head.weight is model.embedding:
@@ -100,7 +126,11 @@ def kernel_model(model: Transformer, max_positions: int, device: torch.device) -
         head=head,
         frequencies=frequencies,
     )
-    return KernelModel(moved, (cos, sin))
+    dense = tuple(
+        DenseLayer(*map(_dense, (layer.qkv, layer.out, layer.gate_up, layer.down)))
+        for layer in moved.layers
+    )
+    return KernelModel(moved, dense, _dense(moved.head), (cos, sin))
 
 
 def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
@@ -116,6 +146,11 @@ def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
         return DenseLinear(fused, None if bias is None else bias.to(device), parts)
 
     return make
+
+
+def _dense(linear: Linear) -> DenseLinear:
+    assert isinstance(linear, DenseLinear), f"{type(linear).__name__} has no plain weight"
+    return linear
 
 
 def _layer_on(layer: Layer, device: torch.device) -> Layer:
@@ -149,12 +184,65 @@ def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*below, max_num_seqs) if max_num_seqs <= CAPTURED[-1] else CAPTURED
 
 
+class DecodeInputs:
+    """The inputs of steps of decodes, at fixed addresses; steps of all sizes share the memory.
+
+    A step has `most` rows at most. The rows that remain are padding: each computes one token in
+    block 0.
+    """
+
+    def __init__(self, most: int, max_blocks: int, device: torch.device):
+        def zeros(*shape: int) -> Int64[Tensor, "..."]:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self._numbers, self._tables = zeros(4 * most), zeros(most, max_blocks)
+        self._logits_rows = torch.arange(most, device=device)
+        self._written = np.zeros((0, 0), np.int64)  # what was last written to `_tables`
+
+    def batch(self, size: int) -> Batch:
+        """Return a batch of `size` rows, all padding until `fill`."""
+        token_ids, positions, slots, context_lens = self._numbers[: 4 * size].view(4, size)
+        context_lens.fill_(1)
+        return Batch(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            query_starts=list(range(size + 1)),
+            context_lens=context_lens,
+            block_tables=self._tables[:size],
+            logits_rows=self._logits_rows[:size],
+            num_decodes=size,
+        )
+
+    def fill(self, size: int, packed: Packed) -> None:
+        """Write packed decodes into the batch of `size` rows."""
+        count = len(packed.token_ids)
+        numbers = np.zeros((4, size), np.int64)
+        numbers[3] = 1
+        fields = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
+        for row, field in zip(numbers, fields, strict=True):
+            row[:count] = field
+        # From memory that is not pinned, a copy to the device returns when all of it is read.
+        there = self._numbers[: 4 * size]
+        there.copy_(torch.from_numpy(numbers).view(-1), non_blocking=True)
+        self._write_tables(size, packed.block_tables)
+
+    def _write_tables(self, size: int, block_tables: np.ndarray) -> None:
+        """Write the tables, unless they are there: few sequences need a new block in most steps."""
+        tables = np.zeros((size, block_tables.shape[1]), np.int64)
+        tables[: len(block_tables)] = block_tables
+        if not np.array_equal(tables, self._written):
+            there = torch.from_numpy(tables).to(self._tables.device, non_blocking=True)
+            self._tables[:size, : tables.shape[1]].copy_(there)
+            self._written = tables
+
+
 @dataclass(frozen=True)
 class CapturedStep:
-    """A captured step of decodes: fill `batch`, then replay `graph`."""
+    """A captured step of `size` decodes: fill its inputs, then replay `graph`."""
 
+    size: int
     graph: torch.cuda.CUDAGraph
-    batch: Batch
 
 
 class GpuRunner:
@@ -175,12 +263,13 @@ class GpuRunner:
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
         self.device = pool.kv.device
         self.packer = Packer(manager, pool.block_size, max_num_batched_tokens)
-        self._captured: dict[int, CapturedStep] = {}
-        # All captured steps share this buffer; one each would take three times the memory.
-        shape = (max(sizes, default=0), len(model.model.embedding))
+        self._captured: list[CapturedStep] = []  # ascending
+        # All captured steps share these buffers; their own would take three times the memory.
+        most = max(sizes, default=0)
+        self._inputs = DecodeInputs(most, manager.tables.shape[1], self.device)
+        shape = (most, len(model.model.embedding))
         self._logits = torch.empty(shape, dtype=torch.float32, device=self.device)
         self._capture_all(sizes)
-        self._sizes = sizes
 
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Logits:
@@ -189,15 +278,10 @@ class GpuRunner:
         packed = self.packer.pack(chunks)
         num_decodes = _num_leading_ones(chunks)
         count = len(packed.token_ids)
-        one_each = np.array_equal(packed.logits_rows, np.arange(count))
-        if num_decodes == count and one_each and count <= self._largest:
+        if num_decodes == count <= len(self._logits) and _is_each_once(packed.logits_rows, count):
             return self._replay(packed, count)
         batch = uploaded(packed, num_decodes, self.device)
         return self.run(batch)
-
-    @property
-    def _largest(self) -> int:
-        return self._sizes[-1] if self._sizes else 0
 
     def run(self, batch: Batch, out: Logits | None = None) -> Logits:
         """Return the logits of `batch.logits_rows`, in `out` if given; `batch` is on the device."""
@@ -208,8 +292,8 @@ class GpuRunner:
         return self.model.logits(hidden[batch.logits_rows], out)
 
     def _replay(self, packed: Packed, count: int) -> Logits:
-        step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
-        fill(step.batch, packed)
+        step = self._captured[bisect_left(self._captured, count, key=lambda each: each.size)]
+        self._inputs.fill(step.size, packed)
         step.graph.replay()
         return self._logits[:count]
 
@@ -222,55 +306,18 @@ class GpuRunner:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         for size in reversed(sizes):  # largest first: the others reuse its memory
-            self._captured[size] = self._capture(size, stream)
+            self._captured.insert(0, self._capture(size, stream))
         torch.cuda.current_stream().wait_stream(stream)
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> CapturedStep:
         with torch.cuda.stream(stream):  # warm-up: compile kernels, load libraries
-            batch = padding_batch(size, self.manager.tables.shape[1], self.device)
+            batch = self._inputs.batch(size)
             self.run(batch)
         graph = torch.cuda.CUDAGraph()
-        shared = next(iter(self._captured.values())).graph.pool() if self._captured else None
+        shared = self._captured[0].graph.pool() if self._captured else None
         with torch.cuda.graph(graph, pool=shared, stream=stream):
             self.run(batch, self._logits[:size])
-        return CapturedStep(graph, batch)
-
-
-def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
-    """Return a batch of decodes that read and write only block 0."""
-
-    def zeros(*shape: int) -> Int64[Tensor, "..."]:
-        return torch.zeros(shape, dtype=torch.int64, device=device)
-
-    return Batch(
-        token_ids=zeros(size),
-        positions=zeros(size),
-        slots=zeros(size),
-        query_starts=list(range(size + 1)),
-        context_lens=zeros(size) + 1,
-        block_tables=zeros(size, max_blocks),
-        logits_rows=torch.arange(size, device=device),
-        num_decodes=size,
-    )
-
-
-def fill(batch: Batch, packed: Packed) -> None:
-    """Write packed decodes into a batch of fixed size, with one copy to the device.
-
-    The remaining rows are padding: each computes one token in block 0, as in `padding_batch`.
-    """
-    count, width = packed.block_tables.shape
-    numbers = np.zeros((4 + width, len(batch.slots)), np.int64)
-    numbers[3] = 1
-    sources = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
-    for row, each in enumerate(sources):
-        numbers[row, :count] = each
-    numbers[4:, :count] = packed.block_tables.T
-    there = to_device(torch.from_numpy(numbers), batch.slots.device)
-    fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
-    for row, part in enumerate(fixed):
-        part.copy_(there[row])
-    batch.block_tables[:, :width].copy_(there[4:].T)
+        return CapturedStep(size, graph)
 
 
 def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
@@ -291,6 +338,11 @@ def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
 
 def _num_leading_ones(chunks: SequenceOf[ScheduledChunk]) -> int:
     return next((i for i, chunk in enumerate(chunks) if chunk.num_tokens != 1), len(chunks))
+
+
+def _is_each_once(rows: np.ndarray, count: int) -> bool:
+    """Return whether each of `count` tokens has one row of logits."""
+    return rows.tolist() == list(range(count))
 
 
 def choose_on_device(

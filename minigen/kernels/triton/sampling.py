@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
+BLOCK = 8192
 _MASK = 2**32 - 1
 
 
@@ -71,7 +71,7 @@ def choose_triton(logits: Tensor, temperatures: Tensor, seeds: Tensor) -> Tensor
         logits.shape[1],
         logits.stride(0),
         BLOCK=BLOCK,
-        num_warps=8,
+        num_warps=16,
     )
     return tokens
 
