@@ -30,6 +30,7 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
     EventKind.SCHEDULED: {"tokens", "computed"},
     EventKind.PREFIX_HIT: {"tokens", "blocks"},
+    EventKind.VERIFIED: {"drafted", "accepted"},
     EventKind.BLOCK_ALLOCATED: {"block"},
     EventKind.BLOCK_SHARED: {"block"},
     EventKind.BLOCK_COPIED: {"source", "block"},

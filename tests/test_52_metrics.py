@@ -260,6 +260,10 @@ def test_names_types_and_buckets_are_vllms() -> None:
         "vllm:request_success": "counter",
         "vllm:requests_refused": "counter",  # minigen's own
         "vllm:num_preemptions": "counter",
+        "vllm:spec_decode_num_drafts": "counter",
+        "vllm:spec_decode_num_draft_tokens": "counter",
+        "vllm:spec_decode_num_accepted_tokens": "counter",
+        "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
         "vllm:time_to_first_token_seconds": "histogram",
         "vllm:inter_token_latency_seconds": "histogram",
         "vllm:e2e_request_latency_seconds": "histogram",

@@ -78,20 +78,17 @@ class ContinuousScheduler:
         A sequence with drafts gets one token more than drafts are right: each right draft, and the
         token that was sampled after the last right one.
         """
-        rows = iter(tokens)
-        answers: list[tuple[Sequence, list[SampledToken], int]] = []
+        asked = [(sample, chunk.drafts) for chunk in chunks for sample in chunk.samples]
+        owners = [sample for sample, drafts in asked for _ in range(1 + len(drafts))]
+        pairs = iter(list(zip(owners, tokens, strict=True)))
+        given = [[token for _, token in islice(pairs, 1 + len(drafts))] for _, drafts in asked]
         for chunk in chunks:
-            drafts = chunk.drafts
-            for sample in chunk.samples:
-                own = list(islice(rows, 1 + len(drafts)))
-                num_right = num_matching(drafts, [each.token_id for each in own])
-                answers.append((sample, own[: num_right + 1], num_right))
-            self._mark_computed(chunk, chunk.num_tokens - len(drafts))
+            self._mark_computed(chunk, chunk.num_tokens - len(chunk.drafts))
             chunk.sequence.drafts = ()
         return [
             (sequence, token)
-            for sequence, own, num_right in answers
-            for token in self._append(sequence, own, num_right)
+            for (sequence, drafts), own in zip(asked, given, strict=True)
+            for token in self._append(sequence, drafts, own)
         ]
 
     def abort(self, sequence: Sequence) -> None:
@@ -141,14 +138,15 @@ class ContinuousScheduler:
             budget -= num_tokens
 
     def _append(
-        self, sequence: Sequence, tokens: list[SampledToken], num_right: int
+        self, sequence: Sequence, drafts: SequenceOf[int], tokens: list[SampledToken]
     ) -> list[SampledToken]:
-        """Append tokens until the sequence is finished; return those appended.
+        """Append the right drafts and one token more, or fewer if one ends it; return them.
 
-        The first `num_right` of them were drafts, so their keys and values are computed already.
+        The keys and values of right drafts are computed already.
         """
+        num_right = num_matching(drafts, [each.token_id for each in tokens])
         appended: list[SampledToken] = []
-        while len(appended) < len(tokens) and sequence.finish_reason is None:
+        while len(appended) <= num_right and sequence.finish_reason is None:
             appended.append(tokens[len(appended)])
             sequence.append(appended[-1].token_id)
         if num_right:

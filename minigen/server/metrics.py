@@ -87,7 +87,7 @@ class Histogram:
 class Readings:
     """A snapshot of one model's metrics, by the names above; `histograms` as (counts, sum).
 
-    `accepted_at` counts the accepted drafts by their place, as far as there were any.
+    `accepted_at` counts the accepted drafts by their place, up to the last one that was accepted.
     """
 
     gauges: dict[str, float]
@@ -128,7 +128,7 @@ class Metrics:
         self._kv_used = 0.0
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._ended = dict.fromkeys(REASONS, 0)
-        self._accepted_at: list[int] = []
+        self._accepted_at = [0]
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
         self._gaps = self._histograms["inter_token_latency_seconds"]
 
