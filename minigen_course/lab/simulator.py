@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from minigen.bench.report import Outcome
@@ -238,7 +237,7 @@ class ClockedRunner:
     clock: Clock
     step_cost: StepCost
 
-    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
         """Advance the clock by the step's time, and return the runner's logits."""
         self.clock.now += self.step_cost.seconds(chunks)
         if self.runner is None:
