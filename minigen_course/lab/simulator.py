@@ -321,13 +321,13 @@ def _drive(
 
     def record(event: Event) -> None:
         """Keep an event; its time and its durations become those of the simulated clock."""
-        since = {"duration_ns": started}
-        if event.sequence_id is not None:
-            since["waited_ns"] = asks[_number(event.sequence_id)].at
-        counts = dict(event.counts)
-        for name in counts.keys() & since.keys():
-            counts[name] = round(1e9 * (clock.now - since[name]))
-        events.append(replace(event, time_ns=round(1e9 * clock.now), counts=counts))
+        counts = event.counts
+        if "waited_ns" in counts and event.sequence_id is not None:
+            arrival = asks[_number(event.sequence_id)].at
+            counts = {**counts, "waited_ns": round(1e9 * (clock.now - arrival))}
+        elif "duration_ns" in counts:
+            counts = {**counts, "duration_ns": round(1e9 * (clock.now - started))}
+        events.append(Event(event.kind, round(1e9 * clock.now), event.sequence_id, counts))
 
     def conclude(number: int, error: str | None = None) -> None:
         ask, text_times = asks[number], tuple(times.pop(number, ()))
