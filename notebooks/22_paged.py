@@ -296,7 +296,7 @@ for row, length in enumerate(context_lens[:2]):
 # In the code below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's
 # sliding window (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length
 # minus the window. Without one, the code subtracts `position.numel() + longest` instead, which is larger
-# than any position, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
+# than any length, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
 # a column per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
 # for the KV heads, the other for the query heads that share a KV head.
 
@@ -767,7 +767,7 @@ verdicts(
         f"{mark(together_paged / together_reserved)} times",
         within(together_paged / together_reserved, 4.3, 4.4),
         "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
-        "the 256 that an answer may have; with the longest reserved, the run takes "
+        "the prompt and the 256 that an answer may have; with the longest reserved, the run takes "
         f"{mark(fewer)} times as many steps, but a step in blocks is fuller: it computes "
         f"{mark(fuller)} times as many tokens, some of them again ({mark(100 * again, '%')} of the "
         "prompts' and answers' tokens)",

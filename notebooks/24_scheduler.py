@@ -270,8 +270,8 @@ picture(
 # good ones. If a single point of yours lies far off, another program had the processor: run the cell
 # again.)
 #
-# Guides often give figures without a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
-# only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
+# Guides often give numbers without naming a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16
+# to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
 # there 32 sequences are hardly the beginning. What often ends its batch first is **memory**. The next
 # cell computes it from bytes and operations alone, for a model of 70 billion weights in 8 bits: as many
 # sequences fit as (memory - weights - 1 GB to work in) / (bytes of one sequence's keys and values).
@@ -413,7 +413,7 @@ replay(
 # %% [markdown]
 # **Dynamic batching**, which servers for other kinds of models use, is static batching with a wait
 # before the start: it gathers requests until a batch is full, or until the first one has waited long
-# enough (`max_wait`, here 50 ms). Its finished slots stay empty, too. In figures, with the time to
+# enough (`max_wait`, here 50 ms). Its finished slots stay empty, too. In numbers, with the time to
 # first token (TTFT):
 
 # %%
@@ -668,7 +668,7 @@ preempts = [any(each.kind is EventKind.PREEMPTED for each in state.events) for s
 full = [len(state.fills(16)) >= 0.9 * 16 for state in of_pool[:-1]]
 calm = sum(was_full and not any_left for was_full, any_left in zip(full, preempts[1:], strict=True))
 print(
-    f"{sum(full)} of {len(of_pool)} steps began with 90 % of 16 blocks held; in {calm} of these no "
+    f"{sum(full)} of {len(of_pool)} steps began with 15 or 16 of 16 blocks held; in {calm} of these no "
     "sequence was preempted"
 )
 own_prompts = [
@@ -734,7 +734,7 @@ for block_size in (16, 64, 256):
 # [paper](https://arxiv.org/abs/2309.06180) finds both about equal with blocks of 16 to 64 tokens. (What a
 # short victim costs in a step that runs anyway is the harder part of the third exercise.)
 #
-# ## Who may overtake?
+# ## Which request may overtake?
 #
 # All schedulers above serve in the order of arrival. It is tempting to let short prompts go first,
 # because a step with a long prompt makes all others wait. (Shortest first would help more if answers could

@@ -541,7 +541,7 @@ guess_sectors.compare(fetched[32], "bytes")
 # | down a column | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
 # | along a row | $x_{00}, x_{01}$: one sector | $x_{10}, x_{11}$: one sector | $x_{20}, x_{21}$: one sector |
 #
-# (Think of rows so long that each begins a new sector.) Both add the same numbers. The check counts
+# (Think of rows of a multiple of 8 numbers, so that each begins a new sector.) Both add the same numbers. The check counts
 # sectors, so only one of them passes. A kernel may have a loop: `for row in range(num_rows)`, and a
 # block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
 
@@ -667,7 +667,7 @@ reveal(31, silu_multiply=mine)
 # row goes down to memory and up again for each step.
 #
 # The picture is about `BLOCK`, a power of two, while most rows are not. The pale lanes are masked: they
-# load nothing, but they compute, and take registers. Smaller blocks waste less. One program may well hold
+# load nothing, but they compute, and take registers. Smaller blocks waste less, or as much. One program may well hold
 # several of them in its registers: for example, 576 = 512 + 64 needs two loads, two sums and two stores,
 # masks no lane, and loads nothing twice. (The engine's kernel for the rotation, further below, holds the
 # two halves of a head like this.) But then the kernel has to name each block, so their number and sizes
@@ -930,7 +930,7 @@ picture(
 # %%
 picture(
     threads_of_block(1024, 4),
-    "Who has which number: a program's block (above), the 32 threads of its first warp (middle), and "
+    "Which thread has which number: a program's block (above), the 32 threads of its first warp (middle), and "
     "the lanes of that warp's first thread (below), for numbers of 16 bits.",
     number="31.8",
 )

@@ -6,7 +6,7 @@ Sources: JSON Schema 2020-12, Validation; RFC 8259 (JSON), sections 6 and 7.
 import json
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any
@@ -269,7 +269,7 @@ def pieces(
     """Return an answer as forced and chosen pieces.
 
     Forced bytes are split by the tokenizer, and their last token is left to the model, since what
-    follows could change it (as it could in `{"` followed by a name).
+    follows could change it, where a token joins a quote with the letters after it.
     """
     answer = b"".join(tokenizer.token_bytes(each) for each in token_ids if each not in end_ids)
     at, found = 0, list[Piece]()
@@ -349,19 +349,35 @@ def deepest(text: str) -> int:
 def times_as_long(
     llm: LLM, prompts: Sequence[Any], one: SamplingParams, other: SamplingParams, repeats: int
 ) -> float:
-    """Return how many times as long the answers take under `other` as under `one`.
+    """Return how many times as long the answers take under `other` as under `one`, by turns."""
+    return ratio_by_turns(
+        lambda: llm.generate(prompts, one, progress=False),
+        lambda: llm.generate(prompts, other, progress=False),
+        repeats,
+    )
+
+
+def ratio_by_turns(one: Callable[[], Any], other: Callable[[], Any], repeats: int) -> float:
+    """Return how many times as long `other` takes as `one`.
 
     The two take turns, so that a busy machine slows both down; the median of their ratios counts.
     A first turn, which computes the prompts, does not count.
     """
 
-    def seconds(params: SamplingParams) -> float:
+    def seconds(call: Callable[[], Any]) -> float:
         started = time.perf_counter()
-        llm.generate(prompts, params, progress=False)
+        call()
         return time.perf_counter() - started
 
     pairs = [(seconds(one), seconds(other)) for _ in range(1 + repeats)]
     return float(np.median([after / before for before, after in pairs[1:]]))
+
+
+def num_steps(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int:
+    """Return how many steps of the model an answer takes."""
+    with llm.count_work() as work:
+        llm.generate(prompt, params, progress=False)
+    return work.steps
 
 
 def seconds_per_mask(matcher: TokenMatcher, token_ids: Sequence[int]) -> float:
