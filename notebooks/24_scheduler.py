@@ -922,7 +922,8 @@ print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outp
 # The exercises' own versions open once yours have passed. The engine's scheduler does all of this, and a
 # little more: priorities, several answers to one prompt that fork after it (chapter 22), and no more work
 # per step when ten thousand requests wait. In its code, a rank is (priority, arrival), and siblings are
-# the other answers to one prompt.
+# the other answers to one prompt. Drafts are tokens guessed ahead, which one step verifies (speculative
+# decoding); no run of this chapter has any, so the lines about them can be skipped.
 
 # %%
 reveal(24, SlotScheduler=my_slots, ChunkingScheduler=my_chunks, PreemptingScheduler=mine)

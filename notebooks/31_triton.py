@@ -410,7 +410,7 @@ reveal(31, add_scaled=mine)
 # A block can be reduced to one number: `tl.max(x, axis=0)`, `tl.sum(x, axis=0)`. Such a **reduction**
 # takes *all* lanes, also those that the mask left out. What do these hold? `tl.load(..., other=v)` puts
 # $v$ there. Without `other`, Triton promises nothing. Today its compiler puts 0 there for an NVIDIA GPU
-# (the machine code further below shows it), and that hides the mistake: a sum comes out right by luck,
+# (a note under the machine code further below says how), and that hides the mistake: a sum comes out right by luck,
 # while the maximum of negative numbers is wrong. So always say what you need. (The checks put something
 # large or nan there, so that it shows.) A pointer plus one number is one address: `tl.load` and
 # `tl.store` take it, too.
@@ -924,7 +924,8 @@ picture(
 # The chip below is an H100. With 4,096 numbers the mask cuts off nothing, and with 4,097 it does. Here
 # are three predictions. The first is about the load and the store of `square_kernel`. The second is about
 # an A100, and a norm whose rows have 8,192 numbers: registers per thread with 4 warps, divided by those
-# with 8. The third is about the end of this chapter: norms and gate of a layer move about a third of the
+# with 8. (`warp_loads` follows the addresses in the PTX, and returns those that a whole warp asks for with
+# each load.) The third is about the end of this chapter: norms and gate of a layer move about a third of the
 # bytes after fusion, so how much faster does a whole layer of Llama-3-8B become, with 512 tokens?
 
 # %%
@@ -1047,7 +1048,7 @@ codes = {num_warps: norm_on("sm_80", 8192, num_warps) for num_warps in (16, 8, 4
 for num_warps, code in codes.items():
     fit = programs_that_fit(num_warps, code.registers, code.shared)
     print(
-        f"rows of 8,192, {num_warps:>2} warps: {code.registers:>3} registers per thread", end=", "
+        f"rows of 8,192, warps: {num_warps:>2}, registers per thread: {code.registers:>3}", end=", "
     )
     print(f"{code.spilled:>3} bytes spilled, {code.shared:>2} bytes shared", end=": ")
     print(f"{fit.num_programs} programs, occupancy {fit.occupancy:.0%} ({fit.limit})")
@@ -1163,7 +1164,7 @@ for name, moved, count in (
     ("one kernel", large_fused, 1),
 ):
     print(
-        f"{name:>10}: {moved:,} bytes, {moved / large_needed:.2f} times the least, {count} launches"
+        f"{name:>10}: {moved:,} bytes, {moved / large_needed:.2f} times the least, launches: {count}"
     )
 
 many, hidden, ffn, kv_width = 512, 4096, 14336, 1024
