@@ -924,8 +924,7 @@ picture(
 # The chip below is an H100. With 4,096 numbers the mask cuts off nothing, and with 4,097 it does. Here
 # are three predictions. The first is about the load and the store of `square_kernel`. The second is about
 # an A100, and a norm whose rows have 8,192 numbers: registers per thread with 4 warps, divided by those
-# with 8. (`warp_loads` follows the addresses in the PTX, and returns those that a whole warp asks for with
-# each load.) The third is about the end of this chapter: norms and gate of a layer move about a third of the
+# with 8. The third is about the end of this chapter: norms and gate of a layer move about a third of the
 # bytes after fusion, so how much faster does a whole layer of Llama-3-8B become, with 512 tokens?
 
 # %%
@@ -950,6 +949,7 @@ def squares_on(chip, num):
 for num in (4096, 4097):
     code = squares_on("sm_90", num)
     ptx = code.texts["ptx"]
+    # The second follows the addresses in the PTX: those that a whole warp asks for with each load.
     found, of_warp = memory_instructions(ptx), warp_loads(ptx, lanes_per_thread=8, itemsize=2)
     print(f"{num:,} numbers, {code.registers} registers per thread, {len(found)} loads and stores:")
     print(*(f"   {each}" for each in found[:3]), sep="\n")
