@@ -35,7 +35,7 @@
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
 # cost* on, are about quantisation and the whole step, for every reader. The four between them build a
 # kernel lane by lane, and a first reading can skip their text (run their cells: *The measurement again*
-# and *Your panels in the engine* use what they define). (Two of their words come back: a **word** is the
+# and *Your panels in the engine* use what they define). (Two of their terms come back: a **word** is the
 # four bytes that a lane takes at once, and a **panel** is sixteen rows, one for each lane, with the same
 # word of all rows side by side.)
 #
@@ -1375,9 +1375,10 @@ print(
 # with one form slower or faster.
 #
 # The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached is
-# clear if $R$ is below its round's $B$ in all fits, and $c$ is not below zero in all of them. (If $B$ is that of the panels, 85 MB, a large cache
-# may have kept more of them than of the 269 MB of bfloat16. Figure 34.2 tells whether one core's speed
-# still falls between 64 and 256 MB; if it does, that is a reason for a lower $R$.) A constant part is
+# clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of them. (If $B$
+# is that of the panels, 85 MB, a large cache may have kept more of them than of the 269 MB of bfloat16.
+# Figure 34.2 tells whether one core's speed still falls between 64 and 256 MB; if it does, that is a reason
+# for a lower $R$.) A constant part is
 # clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told from a
 # form that is a little off the line. If $c$ is below zero in all fits, the line does not fit this machine's
 # times, and nothing is clear. Three examples:

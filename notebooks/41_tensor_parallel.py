@@ -440,7 +440,8 @@ print("rank 1 of 3 in SmolLM2-135M:", my_rows([1536, 1536], 1, 3))
 # - the **broadcast**: every rank gets what rank 0 has.
 #
 # Between CPUs a library named [gloo](https://github.com/pytorch/gloo) carries them, between NVIDIA's
-# GPUs [NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html).
+# GPUs [NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html). minigen
+# splits a model over processes on CPUs only.
 #
 # Predict: how many messages does one step take, with 30 layers? Count along the picture above, and
 # add what rank 0 must tell the others first.
@@ -519,10 +520,10 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 
 # %% [markdown]
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
-# little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
-# and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes
-# 2 turns on two ranks, and 4 on three. (With fewer cores than ranks, a turn also waits for a core, so
-# its latency grows.)
+# little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules, and
+# rise where bytes do. The latency printed is that of one turn. The fit takes the all-reduce for a ring
+# (explained next), which has 2 turns on two ranks and 4 on three. (With fewer cores than ranks, a turn
+# also waits for a core, so its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
 # possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
@@ -583,7 +584,7 @@ print("three threads, each of which sends to the next one only:", whole.tokenize
 
 # %% [markdown]
 # That model took every all-reduce through `my_ring`: yours if it passed its check, else the
-# package's. (The logits' all-gather went round the same ring: a thread puts what it sends into the
+# course's. (The logits' all-gather went round the same ring: a thread puts what it sends into the
 # next thread's queue, and reads its own.)
 #
 # ## Your turn: a ring or a tree
@@ -1146,7 +1147,7 @@ def run_parallel_layer(
 
 
 # %% [markdown]
-# ## The package's versions
+# ## The course's and the package's versions
 #
 # They open here, each after yours has passed its check.
 
@@ -1163,7 +1164,7 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # requests, and no decisions. All ranks have the same scheduler and see the same requests, so they decide
 # alike. Or do they?
 #
-# **The report:** *each question alone is answered rightly. In the afternoon, when memory is full and
+# **The report:** *each question alone gets a right answer. In the afternoon, when memory is full and
 # requests are preempted, some answers are nonsense, and once a day everything stands still, without
 # an error.*
 #

@@ -170,12 +170,11 @@ picture(
 #
 # ## Why not the mean
 #
-# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the
-# time that 99 of 100 requests stay below. And the tail concerns more people than it seems, because
-# a visit is not one request: a conversation has ten or more, and people
-# remember its worst one ([Dean
-# and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask many
-# servers).
+# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the time
+# that 99 of 100 requests stay below. And these slow requests, the **tail**, concern more people than it
+# seems, because a visit is not one request: a conversation has ten or more, and people remember its worst
+# one ([Dean and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask
+# many servers).
 #
 # By hand: 3 of 100 requests are slow. A request is quick with probability 0.97, two requests are both
 # quick with 0.97 × 0.97 = 0.94, and twelve with $0.97^{12} = 0.69$. So 31 % of the visits of twelve
@@ -514,7 +513,7 @@ print(
 # much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
 # = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
-# most (an L4 may draw 72 W; its host comes on top).
+# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top).
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -557,10 +556,10 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
 #
 # Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
-# `requests_refused_total`), so its dashboards fit with small changes; `docs/grafana/minigen.json` is
-# one. The queries below are PromQL, the language of Prometheus. `[2m]` means: over the last two
-# minutes. `sum by (le)` adds the buckets of all servers; `le` is a bucket's upper bound, "less or
-# equal".
+# `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
+# fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
+# of Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of all servers;
+# `le` is a bucket's upper bound, "less or equal".
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
 # most 0.25 s, 90 at most 0.5 s, and 100 at most 1 s. The p95 is the 95th, so it lies in the bucket
@@ -568,8 +567,8 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # s. The true value may be anything in that bucket, so an objective should be the bound of a bucket,
 # as 500 ms is.
 #
-# A server's TTFT begins when the request arrives at the server, and not when it was to be sent. What the
-# client or the network is late is missing in it, and so is what a load generator is late.
+# A server's TTFT begins when the request arrives at the server, and not when it was to be sent. It does
+# not include delays of the client, of the network or of a late load generator.
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -638,10 +637,12 @@ draw.dashboard(
 # ## Diagnosis as a method
 #
 # 1. **Name the resource that is saturated.** It is one of six words: `batch slots`, `token budget`
-#   (the most tokens that a step computes, `max_num_batched_tokens`; name it, too, if it is so large that
-#   one long step makes all others wait), `blocks`, `arithmetic`, `bandwidth`, or `nothing`. If nothing is
-#   full, the machine idles or waits, which is a finding, too.
-# 2. **Name the layer that owns it** (the table below).
+#    (the most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`, `bandwidth`,
+#    or `nothing`. Name the token budget also when it is too large, so that one long step makes all other
+#    requests wait. If nothing is full, the machine idles or waits, which is a finding, too.
+# 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
+#    resource. If its knobs cannot give more, or if the load should not be there at all, it is the layer
+#    that sends or admits the load.
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
@@ -1216,7 +1217,7 @@ verdicts(
 #   token follows goodput.
 # - Latencies are those of requests that were served. Count the refused, failed and given up apart.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
-# - Diagnosis: name the saturated resource, then the layer that owns it, change one thing, measure
+# - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
 # - A fix in the wrong layer often helps a little. Refusing requests at the door is right when
 #   arithmetic is full, and a mask when batch slots are.

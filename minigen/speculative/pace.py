@@ -26,10 +26,10 @@ class Pace(Protocol):
         """Return for each of these sequences how many drafts to ask for, at most `most`."""
 
     def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
-        """Take note that of these drafts so many were right, in a step that gave so many tokens."""
+        """Take note of how many drafts were right, in a step that gave `tokens` tokens."""
 
     def learn_time(self, rows: int, seconds: float) -> None:
-        """Take note of the time of a step of decodes with so many rows."""
+        """Take note of the time of a step of decodes with `rows` rows."""
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, which has ended."""
@@ -87,7 +87,7 @@ class StepTimes:
         self._seconds[rows] = known + 0.2 * (seconds - known)
 
     def __call__(self, rows: int) -> float:
-        """Return the seconds of a step with so many rows, in any unit if none was measured.
+        """Return the seconds of a step with `rows` rows, in any unit if none was measured.
 
         Beyond what was measured, it is a guess that invites a try.
         """

@@ -158,7 +158,7 @@ def most_arithmetic(run: Run, card: Card = CARD, seconds: float = 10.0) -> float
 class Case:
     """A symptom, the saturated resource, the knob, and runs before and after turning it.
 
-    `answer` is the resource in one of the words of `RESOURCES`, `layer` the layer that owns it.
+    `answer` is the resource in one of the words of `RESOURCES`, `layer` the layer whose knob mends it.
     `why` and `moved` explain the diagnosis, and whether the bottleneck has moved. `signs` are the
     vital signs that show it. `tenant` limits latencies to one tenant; None means all. `further` is
     a run after a second change, which `then` names, for the resource that saturates once the first
@@ -229,7 +229,7 @@ class Case:
 def table(cases: Sequence[Case]) -> None:
     """Show all cases as one table: symptom, resource and its layer, knob, effect."""
     rows = [
-        "| symptom | saturated, and where | knob | what it did | kept both objectives |",
+        "| symptom | saturated, and the knob's layer | knob | what it did | kept both objectives |",
         "|---|---|---|---|---|",
     ]
     for each in cases:
