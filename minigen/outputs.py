@@ -107,7 +107,7 @@ class RequestState:
         self.choice.token_ids.append(token.token_id)
         params, sequence = self.sequence.params, self.sequence
         # A step may give several tokens; the sequence's reason is that of the last one.
-        is_last = len(self.choice.token_ids) == len(sequence.output_ids)
+        is_last = len(self.choice.token_ids) >= len(sequence.output_ids)
         reason = sequence.finish_reason if is_last else None
         if self.choice.logprobs is not None and token.logprobs is not None:
             self.choice.logprobs.append(token.logprobs)

@@ -1000,7 +1000,7 @@ verdicts(
 # |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | [110 min](../exercises/23_prefix.ipynb) |
 # |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | [100 min](../exercises/24_scheduler.ipynb) |
 # |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | [45 min](../exercises/25_engine.ipynb) |
-# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | [130 min](../exercises/31_triton.ipynb) |
+# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 75 min | [130 min](../exercises/31_triton.ipynb) |
 # |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 65 min | [110 min](../exercises/32_flash_attention.ipynb) |
 # |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 55 min | [110 min](../exercises/33_paged_attention.ipynb) |
 # |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | [75 min](../exercises/34_cpu_kernels.ipynb) |
@@ -1008,7 +1008,7 @@ verdicts(
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | [100 min](../exercises/52_slo.ipynb) |
 # |  | [53 structured output](53_structured_output.ipynb) | Answers of a given form | serving | 60 min | [115 min](../exercises/53_structured_output.ipynb) |
-# | | all 21 | | | 20 h | 31 h |
+# | | all 21 | | | 21 h | 31 h |
 #
 # <!-- /chapters -->
 #

@@ -362,7 +362,7 @@ def test_a_draft_model_follows(
         assert speculator.counts.accepted == speculator.counts.drafted > 0
     else:
         assert speculator.counts.drafted > 0
-    manager = speculator.proposer.proposer.manager
+    manager = speculator.proposer.proposer.proposer.manager
     assert manager.num_available == manager.allocator.num_blocks
 
 
@@ -572,7 +572,7 @@ def test_a_proposer_that_breaks_its_contract_is_named(
         llm.generate(PROMPTS[:1], params_of()[:1])
     assert is_empty(llm)
     own: Any = llm.engine.speculator
-    own.proposer.proposer = Knowing(known)
+    own.proposer.proposer.proposer = Knowing(known)
     again = llm.generate(PROMPTS, params_of(ignore_eos=True))
     assert answers_of(again) == known
 
