@@ -52,7 +52,7 @@ FLAGS = {  # flag of `minigen serve` -> the layer that owns it, the setting of t
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A saturated resource, the layer whose knob mends it, and that knob, as in `--max-num-seqs 64`.
+    """A saturated resource, the layer whose knob mends it, and the knob: `--max-num-seqs 64`.
 
     `resource` is one of `RESOURCES`, `layer` one of `LAYERS`, and `knob` one of `FLAGS` with its
     value.
