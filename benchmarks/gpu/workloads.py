@@ -175,8 +175,8 @@ def where_time_goes(shape: Shape, count: int, context: int, steps: int = 10) -> 
     }
 
 
-# torch prefers cuDNN's attention on Hopper, which plans for each length, 30 ms or more. With a static
-# cache the length is always the same.
+# torch prefers cuDNN's attention on Hopper, which plans for each length, 30 ms or more. With a
+# static cache the length is always the same.
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 WARM_UP = 32  # tokens
 

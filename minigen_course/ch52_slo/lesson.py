@@ -158,11 +158,11 @@ def most_arithmetic(run: Run, card: Card = CARD, seconds: float = 10.0) -> float
 class Case:
     """A symptom, the saturated resource, the knob, and runs before and after turning it.
 
-    `answer` is the resource in one of the words of `RESOURCES`, `layer` that of the knob that mends
-    it. `why` and `moved` explain the diagnosis, and whether the bottleneck has moved. `signs` are the
-    vital signs that show it. `tenant` limits latencies to one tenant; None means all. `further` is
-    a run after a second change, which `then` names, for the resource that saturates once the first
-    one does not.
+    `answer` is the resource in one of the words of `RESOURCES`, `layer` that of the knob that
+    mends it. `why` and `moved` explain the diagnosis, and whether the bottleneck has moved.
+    `signs` are the vital signs that show it. `tenant` limits latencies to one tenant; None means
+    all. `further` is a run after a second change, which `then` names, for the resource that
+    saturates once the first one does not.
     """
 
     symptom: str
