@@ -244,7 +244,10 @@ def parse_speculative(value: object) -> SpeculativeConfig:
         raise OptionError(
             f"speculative_config has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}."
         )
-    return SpeculativeConfig(**value)
+    try:
+        return SpeculativeConfig(**value)
+    except OptionError as error:
+        raise OptionError(f"speculative_config: {error}") from None
 
 
 def parse_bytes(name: str, value: object) -> int:
