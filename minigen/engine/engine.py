@@ -87,7 +87,7 @@ class Engine:
         own sequence, and is not raised; see `take_failures`.
         """
         started_ns = time.perf_counter_ns()
-        self._draft()
+        speculates = self._draft()
         chunks = self.scheduler.schedule()
         if not chunks:
             return []
@@ -105,7 +105,7 @@ class Engine:
         failed |= self._calls.accept(progress, failed)
         if failed:
             progress = [each for each in progress if each[0] not in failed]
-        if self.speculator is not None:
+        if self.speculator is not None and speculates:
             num_tokens = sum(chunk.num_tokens for chunk in chunks)
             right = self.speculator.learn(drafted, progress, len(rows), num_tokens)
             self._emit_verified(drafted, right)
@@ -133,12 +133,14 @@ class Engine:
         """
         self._end(self._find(sequence_id), "stop")
 
-    def _draft(self) -> None:
-        """Let the speculator, if there is one, set the drafts of this step."""
-        if self.speculator is not None:
-            live = list(self.live.values())
-            with self._fail_only([each for each in live if is_decoding(each)]):
-                self.speculator.draft(live)
+    def _draft(self) -> bool:
+        """Let the speculator set the drafts of this step; return whether it has anything to do."""
+        if self.speculator is None or not self.speculator.serves(self.live.values()):
+            return False
+        decoding = [each for each in self.live.values() if is_decoding(each)]
+        with self._fail_only(decoding):
+            self.speculator.draft(decoding)
+        return True
 
     def _find(self, sequence_id: int) -> Sequence:
         if sequence_id not in self.live:

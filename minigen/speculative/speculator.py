@@ -53,16 +53,15 @@ class Speculator:
         self.most_drafts, self.most_in_all = most_drafts, most_in_all
         self.only_predicted = only_predicted
         self.counts = DraftCounts(accepted_at=[0] * most_drafts)
-        self._started: float | None = None  # of this step, if it is observed
+        self._started = 0.0  # when this step's drafts were asked for
 
-    def draft(self, sequences: Iterable[Sequence]) -> None:
-        """Set the drafts of those sequences that are decoding."""
-        sequences = list(sequences)
-        self._started = None
-        if self.only_predicted and not any(each.predicted_ids for each in sequences):
-            return
+    def serves(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether a step with these sequences may have drafts."""
+        return not self.only_predicted or any(each.predicted_ids for each in sequences)
+
+    def draft(self, decoding: SequenceOf[Sequence]) -> None:
+        """Set the drafts of these sequences, which are decoding."""
         self._started = time.perf_counter()
-        decoding = [each for each in sequences if is_decoding(each)]
         asked, counts, left = [], [], self.most_in_all
         wanted = self.pace.choose(decoding, self.most_drafts)
         for sequence, count in zip(decoding, wanted, strict=True):
@@ -90,8 +89,6 @@ class Speculator:
 
         The step had `num_rows` rows of logits and computed `num_tokens` tokens.
         """
-        if self._started is None:
-            return {}
         if num_rows == num_tokens:  # no prompts
             self.pace.learn_time(num_rows, time.perf_counter() - self._started)
         appended: dict[Sequence, list[int]] = {}
