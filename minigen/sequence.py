@@ -201,9 +201,9 @@ def rows_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:
     """
     rows: list[Sequence] = []
     for chunk in chunks:
-        samples, drafts = chunk.samples, chunk.drafts
-        rows += samples
-        rows += [chunk.sequence.after(drafts[: count + 1]) for count in range(len(drafts))]
+        rows += chunk.samples
+        if drafts := chunk.drafts:
+            rows += [chunk.sequence.after(drafts[: count + 1]) for count in range(len(drafts))]
     return rows
 
 

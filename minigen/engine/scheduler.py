@@ -79,16 +79,17 @@ class ContinuousScheduler:
         token that was sampled after the last right one.
         """
         asked = [(sample, chunk.drafts) for chunk in chunks for sample in chunk.samples]
-        owners = [sample for sample, drafts in asked for _ in range(1 + len(drafts))]
-        pairs = iter(list(zip(owners, tokens, strict=True)))
-        given = [[token for _, token in islice(pairs, 1 + len(drafts))] for _, drafts in asked]
+        num_rows = sum(1 + len(drafts) for _, drafts in asked)
+        if len(tokens) != num_rows:
+            raise ValueError(f"{len(tokens)} tokens were sampled for {num_rows} rows of logits.")
         for chunk in chunks:
             self._mark_computed(chunk, chunk.num_tokens - len(chunk.drafts))
             chunk.sequence.drafts = ()
+        given = iter(tokens)
         return [
             (sequence, token)
-            for (sequence, drafts), own in zip(asked, given, strict=True)
-            for token in self._append(sequence, drafts, own)
+            for sequence, drafts in asked
+            for token in self._append(sequence, drafts, list(islice(given, 1 + len(drafts))))
         ]
 
     def abort(self, sequence: Sequence) -> None:
@@ -144,7 +145,7 @@ class ContinuousScheduler:
 
         The keys and values of right drafts are computed already.
         """
-        num_right = num_matching(drafts, [each.token_id for each in tokens])
+        num_right = num_matching(drafts, [each.token_id for each in tokens]) if drafts else 0
         appended: list[SampledToken] = []
         while len(appended) <= num_right and sequence.finish_reason is None:
             appended.append(tokens[len(appended)])
