@@ -8,7 +8,7 @@ Axis names, everywhere: tokens sequences blocks block_size layers q_heads kv_hea
 ffn vocab. Batches are packed: the new tokens of all sequences follow one another on one axis.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from minigen.sampling.processors import LogitsProcessor as LogitsProcessor
 from minigen.sampling.processors import TokenMatcher as TokenMatcher
 from minigen.sampling.structured_outputs import StructuredOutputsParams
-from minigen.sequence import SampledToken, ScheduledChunk, Sequence
+from minigen.sequence import DraftCounts, SampledToken, ScheduledChunk, Sequence
 
 
 @runtime_checkable
@@ -89,6 +89,36 @@ class Proposer(Protocol):
 
     def end(self, sequence: Sequence) -> None:
         """Take note that a sequence has ended; its `finish_reason` says how."""
+
+
+@runtime_checkable
+class Speculator(Protocol):
+    """Has drafts proposed before a step, and takes note of those that were right."""
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What was drafted and accepted since the start."""
+
+    def serves(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether a step with these sequences may have drafts."""
+
+    def draft(self, decoding: SequenceOf[Sequence]) -> None:
+        """Set `Sequence.drafts` of these sequences, which are decoding."""
+
+    def learn(
+        self,
+        drafted: Mapping[Sequence, SequenceOf[int]],
+        progress: Iterable[tuple[Sequence, SampledToken]],
+        num_rows: int,
+        num_tokens: int,
+    ) -> dict[Sequence, int]:
+        """Take note of a step; return how many drafts of each sequence were right.
+
+        The step had `num_rows` rows of logits and computed `num_tokens` tokens.
+        """
+
+    def end(self, sequence: Sequence) -> None:
+        """Take note that a sequence has ended, for whatever reason."""
 
 
 @runtime_checkable

@@ -215,3 +215,21 @@ def num_matching(drafts: SequenceOf[int], token_ids: SequenceOf[int]) -> int:
             break
         count += 1
     return count
+
+
+def is_decoding(sequence: Sequence) -> bool:
+    """Return whether only the sequence's last token is left to compute."""
+    return bool(sequence.output_ids) and len(sequence) - sequence.num_computed == 1
+
+
+@dataclass
+class DraftCounts:
+    """Counts since the start: sequences' steps with drafts, and tokens drafted and accepted.
+
+    `accepted_at` counts the accepted tokens by their place among the drafts, from the first on.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)

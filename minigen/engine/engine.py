@@ -8,10 +8,16 @@ from contextlib import contextmanager
 
 from minigen.engine.processor_calls import ProcessorCalls
 from minigen.errors import RequestError
-from minigen.protocols import Runner, Sampler, Scheduler
+from minigen.protocols import Runner, Sampler, Scheduler, Speculator
 from minigen.sampling.logprobs import record_prompt_logprobs
-from minigen.sequence import SampledToken, ScheduledChunk, Sequence, rows_of, samples_of
-from minigen.speculative.speculator import Speculator, is_decoding
+from minigen.sequence import (
+    SampledToken,
+    ScheduledChunk,
+    Sequence,
+    is_decoding,
+    rows_of,
+    samples_of,
+)
 from minigen.trace.events import EventKind, Trace
 
 _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}

@@ -10,24 +10,10 @@ drafts with samples ("drafter-invariant").
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
 from minigen.protocols import Proposer
-from minigen.sequence import SampledToken, Sequence, num_matching
+from minigen.sequence import DraftCounts, SampledToken, Sequence, num_matching
 from minigen.speculative.pace import Pace
-
-
-@dataclass
-class DraftCounts:
-    """Counts since the start: sequences' steps with drafts, and tokens drafted and accepted.
-
-    `accepted_at` counts the accepted tokens by their place among the drafts, from the first on.
-    """
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
 
 
 class Speculator:
@@ -126,8 +112,3 @@ class Speculator:
         self.counts.accepted += accepted
         for place in range(accepted):
             self.counts.accepted_at[place] += 1
-
-
-def is_decoding(sequence: Sequence) -> bool:
-    """Return whether only the sequence's last token is left to compute."""
-    return bool(sequence.output_ids) and len(sequence) - sequence.num_computed == 1
