@@ -8,10 +8,11 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen_course.ch22_paged import hunt as hunt_22
 from minigen_course.ch23_prefix import hunt as hunt_23
 from minigen_course.ch24_scheduler import hunt as hunt_24
+from minigen_course.ch36_speculative import hunt as hunt_36
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
 from minigen_course.ch53_structured_output import hunt as hunt_53
 from minigen_course.lab.toy_engine import right_slots, serve_toy
-from tests.answers import blank_hunt, rank_hunt
+from tests.answers import blank_hunt, draft_hunt, rank_hunt
 
 Test = Callable[[Any], object]
 
@@ -333,6 +334,46 @@ CATCHES = {
             "runs one at a time": OneByOne,
             "turns output into a prompt": OutputIntoPrompt,
             "does not free the victim's blocks": KeepsItsBlocks,
+        },
+    ),
+    "36": Catches(
+        (draft_hunt.every_place_wrong_once, draft_hunt.random_drafts),
+        COMMON
+        | {
+            "has a proposer that is always right": (
+                draft_hunt.right_drafts_only,
+                "it passes, and should fail: repeat",
+            ),
+            "has a proposer that is always wrong": (
+                draft_hunt.wrong_drafts_only,
+                "does not verify the last draft",
+            ),
+            "has drafts of one token": (
+                draft_hunt.single_drafts,
+                "accepts all drafts if the first",
+            ),
+            "looks at the first tokens only": (
+                draft_hunt.beginnings_only,
+                "returns more tokens than were asked for",
+            ),
+            "counts tokens only": (draft_hunt.lengths_only, "it passes, and should fail: repeat"),
+            "expects a token after right drafts": (
+                draft_hunt.wants_one_step_for_all,
+                "should pass on one that takes no further token",
+            ),
+            "expects what it was given": (
+                draft_hunt.wants_the_drafts,
+                "should pass on the mended one",
+            ),
+        },
+        (draft_hunt.by_index, draft_hunt.one_row_more, *hunt_36.HUNT.right.values()),
+        {
+            "unchanged": hunt_36.speculate,
+            "ignores all drafts": draft_hunt.ignores_drafts,
+            "asks the model for each draft": draft_hunt.one_step_per_draft,
+            "takes the token after the first draft": draft_hunt.wrong_row,
+            "drops the first draft": draft_hunt.without_the_first,
+            "verifies the first draft alone": draft_hunt.first_alone,
         },
     ),
     "41": Catches(

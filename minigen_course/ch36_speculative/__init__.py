@@ -1,0 +1,1 @@
+"""Chapter 36: Several tokens per step."""
