@@ -1,0 +1,349 @@
+"""Loads that repeat their prompts, steps over several rows, recorded drafts, and their gain.
+
+Sources: Leviathan et al. 2022, section 3 (expected tokens, walltime); Saxena 2023 (prompt lookup);
+Zhang et al. 2023 (Draft & Verify: a model without some of its layers drafts for itself).
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minigen import LLM, SamplingParams
+from minigen.protocols import Proposer
+from minigen.sequence import ScheduledChunk, num_matching
+from minigen.sequence import Sequence as EngineSequence
+from minigen.speculative.ngram import NgramIndex
+from minigen_course.lab.inspect_model import manager_of, recorded_states, transformer_of
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+NAMES = ("river", "stone", "lamp", "garden", "window", "paper", "copper", "winter", "market")
+QUARTER = 0.25  # of the times of a step: the quartile that a busy machine disturbs little
+
+
+def records(seed: int, count: int = 5) -> str:
+    """Return a list of records, as a program would print it."""
+    rng = random.Random(seed)
+    return "\n".join(
+        f'{{"id": {number}, "name": "{rng.choice(NAMES)}", "weight": {rng.randint(10, 99)}}},'
+        for number in range(1, count + 1)
+    )
+
+
+def editing(seed: int) -> str:
+    """Return a text, an edited other one as an example, and the start of this text's edit."""
+    text, other = records(seed), records(seed + 1000)
+    change = '\n\nThe same list with "mass" for "weight":\n\n'
+    edited = other.replace('"weight"', '"mass"')
+    start = text.replace('"weight"', '"mass"')[:48]
+    return f"{other}{change}{edited}\n\n{text}{change}{start}"
+
+
+def copying(seed: int) -> str:
+    """Return a text twice, and the start of a third copy."""
+    text = records(seed)
+    return f"{text}\n\nOnce more:\n\n{text}\n\nOnce more:\n\n{text[:12]}"
+
+
+def story(seed: int) -> str:
+    """Return the start of a story, which repeats nothing."""
+    first, second = random.Random(seed).sample(NAMES, 2)
+    return f"The story of the {first} and the {second} begins on a cold morning, when"
+
+
+LOADS: dict[str, Callable[[int], str]] = {"editing": editing, "copying": copying, "story": story}
+
+
+# The time of a step
+
+
+def row_seconds(
+    llm: LLM, context: int, counts: Sequence[int], repeats: int = 9
+) -> dict[int, float]:
+    """Return the seconds of a step of one sequence by its rows: its last token, and drafts.
+
+    The sequence has `context` tokens. The numbers of rows take turns, and the lower quartile of
+    each counts.
+    """
+    runner, manager = llm.engine.runner, manager_of(llm)
+    greedy = SamplingParams(temperature=0.0)
+    known = tuple(range(1000, 1000 + context))
+    sequence = EngineSequence(-1, known, greedy, 0, max(counts), frozenset(), cache_salt="rows")
+    spent: dict[int, list[float]] = {count: [] for count in counts}
+    manager.allocate(sequence, context)
+    try:
+        runner.logits([ScheduledChunk(sequence, context - 1)])
+        manager.mark_computed(sequence, context - 1)
+        for _ in range(1 + repeats):
+            for count in counts:
+                sequence.drafts = tuple(range(3000, 3000 + count - 1))
+                manager.allocate_slots(sequence, count)
+                started = time.perf_counter()
+                runner.logits([ScheduledChunk(sequence, count)])
+                spent[count].append(time.perf_counter() - started)
+    finally:
+        manager.free(sequence)
+    return {count: float(np.quantile(each[1:], QUARTER)) for count, each in spent.items()}
+
+
+def stored_step_costs(form: str, context: int = 256) -> dict[int, float]:
+    """Return the stored time of a step by its rows, as a multiple of a step of one row.
+
+    The rows are sequences of their own there, each with a context to read, so that the same number
+    of drafts of one sequence costs less rather than more.
+    """
+    found = json.loads((RESULTS / "34_step_cost.json").read_text(encoding="utf-8"))
+    points = [each for each in found["forms"][form]["points"] if each["context"] == context]
+    (first,) = (each["measured_ms"] for each in points if each["sequences"] == 1)
+    return {each["sequences"]: each["measured_ms"] / first for each in points}
+
+
+def cost_of(costs: Mapping[int, float], rows: float) -> float:
+    """Return the cost of a step by its rows, between measured ones; beyond, it grows in line."""
+    known = sorted(costs)
+    if rows <= known[-1]:
+        return float(np.interp(rows, known, [costs[each] for each in known]))
+    return costs[known[-1]] * rows / known[-1]
+
+
+# Expected gain
+
+
+def expected_tokens(acceptance: float, count: int) -> float:
+    """Return the expected tokens of a step with `count` drafts: 1 + a + a^2 + ... + a^count."""
+    return sum(acceptance**place for place in range(count + 1))
+
+
+def gain(
+    acceptance: float,
+    count: int,
+    costs: Mapping[int, float],
+    batch: int = 1,
+    draft_cost: float = 0.0,
+) -> float:
+    """Return the predicted ratio of tokens per second with `count` drafts to that without.
+
+    `costs` has the relative time of a step by its rows, `batch` sequences have drafts at once, and
+    each draft takes `draft_cost` steps of the model.
+    """
+    plain = cost_of(costs, batch)
+    spent = cost_of(costs, batch * (count + 1)) / plain + count * draft_cost
+    return expected_tokens(acceptance, count) / spent
+
+
+def best_drafts(
+    acceptance: float, costs: Mapping[int, float], most: int, batch: int = 1, draft_cost: float = 0
+) -> int:
+    """Return the number of drafts with the largest predicted gain, the fewest among equals."""
+    gains = [gain(acceptance, count, costs, batch, draft_cost) for count in range(most + 1)]
+    return gains.index(max(gains))
+
+
+# Recorded steps
+
+
+@dataclass(frozen=True)
+class Round:
+    """A step of one sequence: its drafts, how many were right, and the tokens that it gave.
+
+    The first `right` of the tokens are drafts, the last one is the model's own; it is missing if a
+    right draft ended the answer.
+    """
+
+    drafts: tuple[int, ...]
+    right: int
+    tokens: tuple[int, ...]
+
+
+@dataclass
+class Recorded:
+    """Passes a proposer's drafts on, and keeps them: (tokens of the answer so far, drafts)."""
+
+    proposer: Proposer
+    drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], counts: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
+        """Return the proposer's drafts, and keep those of the first sequence."""
+        found = self.proposer.propose(sequences, counts)
+        self.drafts.append((len(sequences[0].output_ids), tuple(found[0][: counts[0]])))
+        return found
+
+    def end(self, sequence: EngineSequence) -> None:
+        """Pass it on."""
+        self.proposer.end(sequence)
+
+    def rounds(self, token_ids: Sequence[int]) -> list[Round]:
+        """Return the steps of the answer whose tokens these are, and forget its drafts."""
+        drafts, self.drafts = dict(self.drafts), []
+        found, at = list[Round](), 0
+        while at < len(token_ids):
+            proposed = drafts.get(at, ())
+            right = num_matching(proposed, token_ids[at:])
+            found.append(Round(proposed, right, tuple(token_ids[at : at + right + 1])))
+            at += len(found[-1].tokens)
+        return found
+
+
+def generate_predicted(
+    llm: LLM, prompt: str, params: SamplingParams, predicted: str
+) -> tuple[list[int], int]:
+    """Return an answer with a predicted text, as the server makes it, and its number of steps."""
+    ids = llm.tokenizer.encode(predicted, add_special_tokens=False)
+    (state,) = llm.process_requests([prompt], params, predicted_ids=ids)
+    with llm.count_work() as work:
+        answer = [delta.token_ids for delta in llm._steps.run([state])]
+    return [each for ids in answer for each in ids], work.steps
+
+
+# The naive way
+
+
+def lenient_answer(
+    llm: LLM, prompt_ids: Sequence[int], rank: int, count: int, max_tokens: int
+) -> tuple[list[int], int]:
+    """Return an answer that accepts each draft among the `rank` likeliest tokens, and its steps.
+
+    Drafts come from prompt lookup, at most `count`. After the last accepted one, the likeliest
+    token follows. With rank 1 it is greedy decoding.
+    """
+    runner, manager = llm.engine.runner, manager_of(llm)
+    greedy = SamplingParams(temperature=0.0)
+    index = NgramIndex(2, 4)
+    sequence = EngineSequence(
+        -1, tuple(prompt_ids), greedy, 0, max_tokens, frozenset(), cache_salt="lenient"
+    )
+    manager.allocate(sequence, len(sequence))
+    steps = 0
+    try:
+        while sequence.finish_reason is None:
+            index.extend(sequence.token_ids[len(index.token_ids) :])
+            place = index.find(sequence.token_ids) if sequence.output_ids else None
+            room = min(count, max_tokens - len(sequence.output_ids) - 1)
+            sequence.drafts = () if place is None else tuple(index.following(place, room))
+            num_new = len(sequence) - sequence.num_computed
+            manager.allocate_slots(sequence, num_new + len(sequence.drafts))
+            rows = runner.logits([ScheduledChunk(sequence, num_new + len(sequence.drafts))])
+            drafts, sequence.drafts, steps = sequence.drafts, (), steps + 1
+            accepted = 0
+            while accepted < len(drafts) and drafts[accepted] in rows[accepted].topk(rank).indices:
+                accepted += 1
+            for token_id in (*drafts[:accepted], int(rows[accepted].argmax())):
+                sequence.append(token_id)
+            manager.mark_computed(sequence, num_new + accepted)
+    finally:
+        manager.free(sequence)
+    return sequence.output_ids, steps
+
+
+# Draft models
+
+
+def next_probs(logits: torch.Tensor, temperature: float = 1.0) -> list[np.ndarray]:
+    """Return the probabilities of the next token from rows of logits, as float64."""
+    return list((logits.double() / temperature).softmax(-1).numpy())
+
+
+@torch.inference_mode()
+def shallow_agreement(llm: LLM, token_ids: Sequence[int], first: int) -> list[float]:
+    """Return how often the first n layers have the full model's likeliest token, n = 0, 1, 2, ...
+
+    The output norm and head follow directly after layer n (early exit). Places from `first` on
+    count. The model must run layer by layer.
+    """
+    model = transformer_of(llm)
+    states = recorded_states(llm, token_ids)[:, first:]
+    likeliest = torch.stack([model.logits(each).argmax(-1) for each in states])
+    return [float(each) for each in (likeliest == likeliest[-1]).float().mean(-1)]
+
+
+# Loads and results
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one way of answering took: seconds of each turn, steps, drafts and accepted drafts."""
+
+    seconds: list[float]
+    steps: int
+    drafted: int
+    accepted: int
+
+    @property
+    def share(self) -> float:
+        """The share of drafts that were accepted."""
+        return self.accepted / max(1, self.drafted)
+
+
+def compared(
+    llms: Mapping[str, LLM], prompts: Sequence[str], params: SamplingParams, repeats: int
+) -> dict[str, Run]:
+    """Answer the prompts with each engine by turns, and check that all answers are the same.
+
+    The first turn, which computes the prompts, does not count.
+    """
+    spent: dict[str, list[float]] = {name: [] for name in llms}
+    counts: dict[str, Any] = {}
+    for _ in range(1 + repeats):
+        answers = []
+        for name, llm in llms.items():
+            with llm.count_work() as work:
+                started = time.perf_counter()
+                found = llm.generate(prompts, params, progress=False)
+                spent[name].append(time.perf_counter() - started)
+            answers.append([each.token_ids for each in found])
+            counts[name] = work
+        if any(each != answers[0] for each in answers):
+            raise AssertionError("speculation changed a text")
+    return {
+        name: Run(
+            spent[name][1:], work.steps, work.tokens_drafted, work.tokens_accepted
+        )
+        for name, work in counts.items()
+    }
+
+
+def times_as_fast(one: Run, other: Run) -> float:
+    """Return the median, over the turns, of one way's seconds divided by the other's."""
+    pairs = zip(one.seconds, other.seconds, strict=True)
+    return float(np.median([before / after for before, after in pairs]))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The stored gains: form and load -> way -> batch -> ratio of decode time without to with."""
+
+    ratios: dict[tuple[str, str], dict[str, dict[int, float]]]
+
+    def at(self, form: str, load: str, way: str, batch: int) -> float | None:
+        """Return one ratio; None if it was not measured."""
+        return self.ratios.get((form, load), {}).get(way, {}).get(batch)
+
+
+def stored_gains(path: Path = RESULTS / "36_speculative.json") -> Stored | None:
+    """Return the results of benchmarks/36_speculative.py; None if there are none yet."""
+    if not path.exists():
+        return None
+    ratios: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for name, found in json.loads(path.read_text(encoding="utf-8")).items():
+        parts = name.split(", ")
+        if len(parts) != 3 or not isinstance(found, dict):
+            continue  # what the machine was
+        form, load, batch = parts[0], parts[1], int(parts[2].removeprefix("batch "))
+        for way, each in found.items():
+            if isinstance(each, dict):
+                by_batch = ratios.setdefault((form, load), {}).setdefault(way, {})
+                by_batch[batch] = each["ratio"]
+    return Stored(ratios)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of some values."""
+    return float(np.mean(list(values)))
