@@ -34,7 +34,7 @@ from minigen_course.figures.style import (
 )
 
 RIGHT, WRONG, OWN = "#a6dcc8", "#f5c6a5", PALE  # grounds of text: accepted, rejected, the model's
-SPAN = 100  # characters of a row of boxes
+GAP = 0.25  # between two boxes, in characters
 
 
 def step_costs(by_name: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -71,17 +71,13 @@ def rounds(found: Sequence[Round], spell: Callable[[int], str], upto: int | None
         x = 0.0
         for text, face in _boxes(each, spell):
             width = len(text) + 1.0
-            boxes.append(
-                [(x, step), (x + width, step), (x + width, step + 0.86), (x, step + 0.86)]
-            )
+            boxes.append([(x, step), (x + width, step), (x + width, step + 0.86), (x, step + 0.86)])
             faces.append(face)
             labels.append((x + width / 2, step + 0.45, text, INK))
-            x += width + 0.25
-    axes.add_collection(
-        PolyCollection(boxes, facecolors=faces, edgecolors="white"), autolim=False
-    )
+            x += width + GAP
+    axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white"), autolim=False)
     draw_labels(axes, labels)
-    axes.set(xlim=(0, SPAN), ylim=(len(found), 0), xticks=[])
+    axes.set(xlim=(0, _span(found, spell)), ylim=(len(found), 0), xticks=[])
     marks = range(0, len(found), 5)
     axes.set_yticks([each + 0.45 for each in marks], [str(each + 1) for each in marks])
     axes.tick_params(length=0)
@@ -103,6 +99,12 @@ def rounds(found: Sequence[Round], spell: Callable[[int], str], upto: int | None
     return made
 
 
+def _span(found: Sequence[Round], spell: Callable[[int], str]) -> float:
+    """Return the width of the longest row, in characters, and some room for the legend."""
+    rows = (_boxes(each, spell) for each in found)
+    return 1.3 * max(sum(len(text) + 1 + GAP for text, _ in row) for row in rows)
+
+
 def _boxes(found: Round, spell: Callable[[int], str]) -> list[tuple[str, str]]:
     """Return the boxes of one step: each text with its ground."""
     right = found.drafts[: found.right]
@@ -112,9 +114,7 @@ def _boxes(found: Round, spell: Callable[[int], str]) -> list[tuple[str, str]]:
     return [(printable([spell(token_id)])[0], face) for token_id, face in shown]
 
 
-def by_hand(
-    text: Sequence[str], drafts: Sequence[str], sampled: Sequence[str]
-) -> Figure:
+def by_hand(text: Sequence[str], drafts: Sequence[str], sampled: Sequence[str]) -> Figure:
     """Draw one step: the text, its drafts below, and the model's own token at each place.
 
     A draft is green while it equals the model's own; then comes the model's own token.
@@ -307,8 +307,13 @@ def rollback(
         Patch(fill=False, edgecolor=GREEN, linewidth=2, label="may be shared"),
     ]
     axes.legend(
-        handles=handles, ncols=6, loc="upper center", bbox_to_anchor=(0.45, -0.02), frameon=False,
-        fontsize=9, labelcolor=INK,
+        handles=handles,
+        ncols=6,
+        loc="upper center",
+        bbox_to_anchor=(0.45, -0.02),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
     )
     axes.set(xlim=(-3.4, num_slots + 0.2), ylim=(-0.15, 3.0))
     axes.axis("off")
@@ -378,12 +383,17 @@ def _places(parents: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def stored_gains(stored: Stored) -> Figure:
-    """Draw the stored ratios over the batch: a panel for each form and load, a line for each way."""
+    """Draw the stored ratios over the batch: a panel per form and load, a line per way."""
     forms = sorted({form for form, _ in stored.ratios})
     loads = list(dict.fromkeys(load for _, load in stored.ratios))
     made, panels = figure(
-        3.4 * len(loads), 2.5 * len(forms), nrows=len(forms), ncols=len(loads), squeeze=False,
-        sharex=True, sharey="row",
+        3.4 * len(loads),
+        2.5 * len(forms),
+        nrows=len(forms),
+        ncols=len(loads),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
     )
     for row, form in zip(panels, forms, strict=True):
         for axes, load in zip(row, loads, strict=True):
@@ -394,11 +404,15 @@ def stored_gains(stored: Stored) -> Figure:
                 axes.plot(batches, [ratios[b] for b in batches], "o-", color=colour, label=way)
             axes.axhline(1, color=QUIET, linewidth=1, linestyle="--")
             axes.set_xscale("log", base=2)
-            batches = sorted({b for each in stored.ratios.values() for w in each.values() for b in w})
+            batches = sorted(
+                {b for each in stored.ratios.values() for w in each.values() for b in w}
+            )
             axes.set_xticks(batches, [str(each) for each in batches])
             title(axes, f"{load}, {form}")
         row[0].set_ylabel("speed, of that without")
     for axes in panels[-1]:
         axes.set_xlabel("batch")
-    panels[0][-1].legend(frameon=False, labelcolor=INK, fontsize=8)
+    lines = {line.get_label(): line for each in panels.flat for line in each.lines}
+    named = {str(name): line for name, line in lines.items() if not str(name).startswith("_")}
+    panels[0][0].legend(named.values(), named.keys(), frameon=False, labelcolor=INK, fontsize=8)
     return made

@@ -16,14 +16,24 @@ import numpy as np
 import torch
 
 from minigen import LLM, SamplingParams
+from minigen.engine.dispatcher import SharedSteps
 from minigen.protocols import Proposer
 from minigen.sequence import ScheduledChunk, num_matching
 from minigen.sequence import Sequence as EngineSequence
 from minigen.speculative.ngram import NgramIndex
+from minigen.speculative.pace import FixedPace, MeasuredPace
+from minigen.speculative.speculator import Speculator
 from minigen_course.lab.inspect_model import manager_of, recorded_states, transformer_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NAMES = ("river", "stone", "lamp", "garden", "window", "paper", "copper", "winter", "market")
+# Milliseconds of a step by its rows, each a sequence with 256 tokens of context, from
+# benchmarks/results/34_step_cost.json. Rows of one sequence read one context, so they cost less.
+STORED_STEPS = {
+    "bfloat16": {1: 10.72, 2: 11.54, 4: 12.30, 8: 13.91, 16: 19.33, 32: 35.40, 64: 70.81},
+    "int4": {1: 4.385, 2: 6.305, 4: 9.180, 8: 13.77, 16: 20.36, 32: 36.22, 64: 69.73},
+}
+MOST_IN_ALL = 512  # drafts of a step, which its budget of tokens must hold
 QUARTER = 0.25  # of the times of a step: the quartile that a busy machine disturbs little
 
 
@@ -47,7 +57,7 @@ def editing(seed: int) -> str:
 
 def copying(seed: int) -> str:
     """Return a text twice, and the start of a third copy."""
-    text = records(seed)
+    text = records(seed, count=3)
     return f"{text}\n\nOnce more:\n\n{text}\n\nOnce more:\n\n{text[:12]}"
 
 
@@ -58,6 +68,11 @@ def story(seed: int) -> str:
 
 
 LOADS: dict[str, Callable[[int], str]] = {"editing": editing, "copying": copying, "story": story}
+
+
+def sequence_of(token_ids: Sequence[int]) -> EngineSequence:
+    """Return a sequence with these tokens, for a proposer to look at."""
+    return EngineSequence(-1, tuple(token_ids), SamplingParams(), 0, 1, frozenset())
 
 
 # The time of a step
@@ -73,7 +88,8 @@ def row_seconds(
     """
     runner, manager = llm.engine.runner, manager_of(llm)
     greedy = SamplingParams(temperature=0.0)
-    known = tuple(range(1000, 1000 + context))
+    any_ids = [each % llm.config.vocab_size for each in range(1000, 1000 + context + max(counts))]
+    known, after = tuple(any_ids[:context]), any_ids[context:]
     sequence = EngineSequence(-1, known, greedy, 0, max(counts), frozenset(), cache_salt="rows")
     spent: dict[int, list[float]] = {count: [] for count in counts}
     manager.allocate(sequence, context)
@@ -82,7 +98,7 @@ def row_seconds(
         manager.mark_computed(sequence, context - 1)
         for _ in range(1 + repeats):
             for count in counts:
-                sequence.drafts = tuple(range(3000, 3000 + count - 1))
+                sequence.drafts = tuple(after[: count - 1])
                 manager.allocate_slots(sequence, count)
                 started = time.perf_counter()
                 runner.logits([ScheduledChunk(sequence, count)])
@@ -92,16 +108,9 @@ def row_seconds(
     return {count: float(np.quantile(each[1:], QUARTER)) for count, each in spent.items()}
 
 
-def stored_step_costs(form: str, context: int = 256) -> dict[int, float]:
-    """Return the stored time of a step by its rows, as a multiple of a step of one row.
-
-    The rows are sequences of their own there, each with a context to read, so that the same number
-    of drafts of one sequence costs less rather than more.
-    """
-    found = json.loads((RESULTS / "34_step_cost.json").read_text(encoding="utf-8"))
-    points = [each for each in found["forms"][form]["points"] if each["context"] == context]
-    (first,) = (each["measured_ms"] for each in points if each["sequences"] == 1)
-    return {each["sequences"]: each["measured_ms"] / first for each in points}
+def relative(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return times of steps by their rows as multiples of that of a step with one row."""
+    return {rows: each / seconds[1] for rows, each in seconds.items()}
 
 
 def cost_of(costs: Mapping[int, float], rows: float) -> float:
@@ -192,15 +201,69 @@ class Recorded:
         return found
 
 
-def generate_predicted(
+class Drafted:
+    """A loaded engine that gets a proposer's drafts while it answers by this object.
+
+    It does what `LLM.load(proposer=..., speculative_config=...)` does, and shares the weights and
+    the prefix cache of `llm` in place of loading them again.
+    """
+
+    def __init__(self, llm: LLM, proposer: Proposer, most: int, adaptive: bool = False):
+        self.llm = llm
+        self.speculator = Speculator(
+            proposer,
+            MeasuredPace() if adaptive else FixedPace(),
+            llm.config.vocab_size,
+            manager_of(llm).num_tokens,
+            most,
+            MOST_IN_ALL,
+        )
+
+    def generate(self, *asked: Any, **more: Any) -> Any:
+        """Generate as `LLM.generate`, with drafts."""
+        engine, usual = self.llm.engine, self.llm.engine.speculator
+        engine.speculator = self.speculator
+        try:
+            return self.llm.generate(*asked, **more)
+        finally:
+            engine.speculator = usual
+
+    def count_work(self) -> Any:
+        """Count as `LLM.count_work`."""
+        return self.llm.count_work()
+
+
+class AlwaysWrong:
+    """Proposes one rare token, as often as it is asked: the drafts that cost the most."""
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], counts: Sequence[int]
+    ) -> list[list[int]]:
+        """Return runs of the rare token."""
+        return [[49_000] * count for count in counts]
+
+    def end(self, sequence: EngineSequence) -> None:
+        """Do nothing."""
+
+
+def predicted_answer(
     llm: LLM, prompt: str, params: SamplingParams, predicted: str
 ) -> tuple[list[int], int]:
-    """Return an answer with a predicted text, as the server makes it, and its number of steps."""
+    """Return the answer to a prompt whose client predicts a text, and its number of steps."""
     ids = llm.tokenizer.encode(predicted, add_special_tokens=False)
-    (state,) = llm.process_requests([prompt], params, predicted_ids=ids)
+    states = llm.process_requests([prompt], params, predicted_ids=ids)
     with llm.count_work() as work:
-        answer = [delta.token_ids for delta in llm._steps.run([state])]
-    return [each for ids in answer for each in ids], work.steps
+        deltas = list(SharedSteps(llm.engine).run(states))
+    return [each.token_id for each in deltas], work.steps
+
+
+def num_steps(
+    llm: LLM | Drafted, prompt: Any, params: SamplingParams, salt: str | None = None
+) -> int:
+    """Return how many steps an answer takes."""
+    with llm.count_work() as work:
+        llm.generate(prompt, params, cache_salt=salt, progress=False)
+    return work.steps
 
 
 # The naive way
@@ -252,6 +315,15 @@ def next_probs(logits: torch.Tensor, temperature: float = 1.0) -> list[np.ndarra
 
 
 @torch.inference_mode()
+def depth_probs(llm: LLM, token_ids: Sequence[int]) -> list[np.ndarray]:
+    """Return the probabilities of the token after a text, by the first n layers, n = 0, 1, 2, ...
+
+    The output norm and head follow directly after layer n. The model must run layer by layer.
+    """
+    return next_probs(transformer_of(llm).logits(recorded_states(llm, token_ids)[:, -1]))
+
+
+@torch.inference_mode()
 def shallow_agreement(llm: LLM, token_ids: Sequence[int], first: int) -> list[float]:
     """Return how often the first n layers have the full model's likeliest token, n = 0, 1, 2, ...
 
@@ -283,7 +355,7 @@ class Run:
 
 
 def compared(
-    llms: Mapping[str, LLM], prompts: Sequence[str], params: SamplingParams, repeats: int
+    llms: Mapping[str, LLM | Drafted], prompts: Sequence[str], params: SamplingParams, repeats: int
 ) -> dict[str, Run]:
     """Answer the prompts with each engine by turns, and check that all answers are the same.
 
@@ -303,9 +375,7 @@ def compared(
         if any(each != answers[0] for each in answers):
             raise AssertionError("speculation changed a text")
     return {
-        name: Run(
-            spent[name][1:], work.steps, work.tokens_drafted, work.tokens_accepted
-        )
+        name: Run(spent[name][1:], work.steps, work.tokens_drafted, work.tokens_accepted)
         for name, work in counts.items()
     }
 
