@@ -260,7 +260,7 @@ def the_chance_of_every_token_is_the_models(part: AcceptOrRedraw) -> None:
 def _expect_after(part: AfterVerifying, given: tuple[int, ...], right: tuple[int, ...]) -> None:
     names = "num_known", "num_drafts", "num_right", "num_blocks", "block_size"
     what = ", ".join(f"{name} = {each}" for name, each in zip(names, given, strict=True))
-    found = part(*given)  # type: ignore[arg-type]
+    found = part(*given)
     is_triple = isinstance(found, list | tuple) and len(found) == 3
     expect(is_triple, f"{what}: got {found!r}; return three numbers.")
     results = "tokens with valid keys and values", "blocks to publish", "blocks that are missing"
