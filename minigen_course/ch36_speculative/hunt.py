@@ -192,7 +192,7 @@ def the_text_is_the_models(part: Any) -> None:
         num_tokens = drawn.randint(1, 12)
         found = part(model.next_tokens, propose, list(prompt), num_tokens, count)
         right = model.written(prompt, num_tokens)
-        what = f"{num_tokens} tokens after {prompt}, with {count} drafts of the quality {quality}"
+        what = f"{num_tokens} tokens after {prompt}, drafts per step: at most {count}"
         expect_equal(found, right, what)
 
 
