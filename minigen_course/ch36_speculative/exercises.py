@@ -31,7 +31,7 @@ def _expect_drafts(
     count, shortest, longest = limits
     given = list(token_ids)
     found = part(given, *limits)
-    what = f"{count} drafts after {token_ids}, by {shortest} to {longest} tokens"
+    what = f"the drafts for {token_ids}, count {count}, shortest {shortest}, longest {longest}"
     expect(isinstance(found, list | tuple), f"{what}: got {found!r}; return a list of tokens.")
     expect_equal(found, right, what)
     expect_equal(given, token_ids, f"{what}: the text, which must not change")
@@ -152,8 +152,10 @@ def _vector(pieces: Sequence[int]) -> np.ndarray:
     return np.array(pieces, np.float64) / PIECES
 
 
-def _named(pieces: Sequence[int]) -> str:
-    return f"({', '.join(str(Fraction(each, PIECES)) for each in pieces)})"
+def _pair(p: Sequence[int], q: Sequence[int]) -> str:
+    """Return both as a text of fractions."""
+    one, other = (", ".join(str(Fraction(each, PIECES)) for each in both) for both in (p, q))
+    return f"p = ({one}), q = ({other})"
 
 
 def _token(
@@ -162,15 +164,18 @@ def _token(
     """Call the part with vectors of its own; expect a token of the vocabulary."""
     target, draft = _vector(p), _vector(q)
     found = part(target, draft, drafted, *draws)
-    what = f"p = {_named(p)}, q = {_named(q)}, drafted {drafted}, draws {draws[0]} and {draws[1]}"
-    is_token = isinstance(found, int | np.integer) and not isinstance(found, bool)
-    expect(is_token, f"{what}: got {found!r}; return a token, a whole number.")
-    expect(
-        0 <= found < len(p),
-        f"{what}: got the token {found}; it should be one of the {len(p)} tokens from 0 on.",
-    )
+    what = f"{_pair(p, q)}, drafted {drafted}, accept_draw {draws[0]}, redraw {draws[1]}"
+    token = _token_of(found, len(p), what)
     unchanged = (target == _vector(p)).all() and (draft == _vector(q)).all()
     expect(unchanged, f"{what}: p and q must not change.")
+    return token
+
+
+def _token_of(found: Any, size: int, what: str) -> int:
+    is_token = isinstance(found, int | np.integer) and not isinstance(found, bool)
+    expect(is_token, f"{what}: got {found!r}; return a token, a whole number.")
+    in_range = f"it should be one of the {size} tokens from 0 to {size - 1}"
+    expect(0 <= found < size, f"{what}: got the token {found}; {in_range}.")
     return int(found)
 
 
@@ -203,7 +208,7 @@ def a_likely_draft_is_accepted(part: AcceptOrRedraw) -> None:
     for p, q in (([12, 12], [6, 18]), ([12, 12], [12, 12]), ([24, 0], [1, 23])):
         for draw, redraw in product((0.0, 0.5, 1 - 2**-53), repeat=2):
             found = _token(part, p, q, 0, draw, redraw)
-            what = f"p = {_named(p)}, q = {_named(q)}, drafted 0, accept_draw {draw}"
+            what = f"{_pair(p, q)}, drafted 0, accept_draw {draw}"
             expect_equal(found, 0, f"{what}: the token")
 
 
@@ -213,7 +218,7 @@ def an_unlikely_draft_is_accepted_sometimes(part: AcceptOrRedraw) -> None:
         for draw in (0.0, share - 2**-40, share, share + 2**-40, 1 - 2**-53):
             if draw >= 0:
                 found = _token(part, p, q, 0, draw, 0.5)
-                what = f"p = {_named(p)}, q = {_named(q)}, drafted 0, accept_draw {draw}"
+                what = f"{_pair(p, q)}, drafted 0, accept_draw {draw}"
                 expect_equal(found, 0 if draw < share else 1, f"{what}: the token")
 
 
@@ -222,7 +227,7 @@ def a_redraw_takes_what_is_missing(part: AcceptOrRedraw) -> None:
     p, q = [0, 6, 3, 15], [12, 0, 6, 6]  # left: 0, 6, 0, 9
     for redraw, right in ((0.0, 1), (0.39, 1), (0.41, 3), (0.99, 3)):
         found = _token(part, p, q, 0, 0.5, redraw)
-        what = f"p = {_named(p)}, q = {_named(q)}, drafted 0, redraw {redraw}"
+        what = f"{_pair(p, q)}, drafted 0, redraw {redraw}"
         expect_equal(found, right, f"{what}: the token")
     found = _token(part, [12, 0, 12, 0], [0, 24, 0, 0], 1, 0.0, 0.5)
     expect_equal(found, 2, "two tokens of the chance 1/2 each, redraw 0.5: the token")
@@ -234,7 +239,8 @@ def the_largest_draw_gives_a_token(part: AcceptOrRedraw) -> None:
     draft = np.array([0.0] * 10 + [1.0])
     found = part(target, draft, 10, 0.5, 1 - 2**-53)
     what = "ten tokens of 0.1 each and one of 0, drafted 10, redraw 1 - 2^-53"
-    expect_equal(int(found), 9, f"{what}: the last token with a chance")
+    token = _token_of(found, 11, what)
+    expect_equal(token, 9, f"{what}: the last token with a chance")
 
 
 def the_chance_of_every_token_is_the_models(part: AcceptOrRedraw) -> None:
@@ -250,7 +256,7 @@ def the_chance_of_every_token_is_the_models(part: AcceptOrRedraw) -> None:
                     chances[each] += Fraction(pieces, PIECES * GRID * GRID)
         for token, chance in enumerate(chances):
             right = Fraction(p[token], PIECES)
-            what = f"p = {_named(p)}, q = {_named(q)}: the chance of token {token}"
+            what = f"{_pair(p, q)}: the chance of token {token}"
             expect(chance == right, f"{what} is {chance}; it should be {right}.")
 
 
@@ -260,7 +266,7 @@ def the_chance_of_every_token_is_the_models(part: AcceptOrRedraw) -> None:
 def _expect_after(part: AfterVerifying, given: tuple[int, ...], right: tuple[int, ...]) -> None:
     names = "num_known", "num_drafts", "num_right", "num_blocks", "block_size"
     what = ", ".join(f"{name} = {each}" for name, each in zip(names, given, strict=True))
-    found = part(*given)  # type: ignore[arg-type]
+    found = part(*given)
     is_triple = isinstance(found, list | tuple) and len(found) == 3
     expect(is_triple, f"{what}: got {found!r}; return three numbers.")
     results = "tokens with valid keys and values", "blocks to publish", "blocks that are missing"

@@ -12,14 +12,15 @@ from tests.answers import Answers
 
 def drafts_by_index(token_ids: Any, count: int, shortest: int, longest: int) -> list[int]:
     """Right, with a dict from each run to the latest place behind it."""
-    after = {}
+    after: dict[tuple[int, ...], int] = {}
     for place in range(len(token_ids)):
         for length in range(shortest, longest + 1):
             if length <= place:
                 after[tuple(token_ids[place - length : place])] = place
     for length in range(longest, shortest - 1, -1):
-        place = after.get(tuple(token_ids[-length:])) if length <= len(token_ids) else None
-        if place is not None:
+        end = tuple(token_ids[-length:])
+        if len(end) == length and end in after:
+            place = after[end]
             text = list(token_ids)
             while len(text) < place + count:
                 text += token_ids[place:]
