@@ -547,7 +547,7 @@ picture(
 # %% [markdown]
 # The chapters are not in the order of the problems, because an engine must run before it can run
 # well. Part 1 (chapters 11 to 17) builds what one request needs, part 2 (21 to 25) lets many
-# requests share it, part 3 (31 to 34) makes it fast, part 4 (41) uses several devices, and part 5
+# requests share it, part 3 (31 to 36) makes it fast, part 4 (41) uses several devices, and part 5
 # (51 and 52) offers it to the world. Serving is everything between a user's text and the model's
 # numbers, so it includes the tokenizer (12) and the choice of tokens (16).
 #

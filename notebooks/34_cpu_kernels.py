@@ -1620,4 +1620,5 @@ verdicts(
 # - [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et al. 2022: outliers of inputs, found
 #   and counted.
 #
-# **Next:** part 4, many devices: when one memory is too slow or too small, several read at once.
+# **Next:** [chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step some guesses to check. Then
+# part 4, many devices: when one memory is too slow or too small, several read at once.

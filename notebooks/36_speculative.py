@@ -33,7 +33,7 @@
 #
 # **You need** chapter 16 (drawing a token by a uniform number), chapter 17 (why a decode step waits for
 # memory), chapter 22 (block tables) and chapter 24 (the scheduler). **Time:** about 60 minutes to read and
-# try, about 130 for the [exercises](../exercises/36_speculative.ipynb).
+# try, about 110 for the [exercises](../exercises/36_speculative.ipynb).
 #
 # **Where we are:** prefill → **decode, several tokens per step** → text.
 #
@@ -1079,3 +1079,5 @@ verdicts(
 # - [EAGLE-3](https://arxiv.org/abs/2503.01840), Li et al. 2025.
 # - [MagicDec](https://arxiv.org/abs/2408.11049), Chen et al. 2024: with long contexts, speculation pays in large
 #   batches, too, because the step waits for the KV cache again.
+#
+# **Next:** part 4, many devices: [chapter 41](41_tensor_parallel.ipynb) lets several memories read at once.
