@@ -7,7 +7,7 @@ Zhang et al. 2023 (Draft & Verify: a model without some of its layers drafts for
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,6 @@ def story(seed: int) -> str:
     """Return the start of a story, which repeats nothing."""
     first, second = random.Random(seed).sample(NAMES, 2)
     return f"The story of the {first} and the {second} begins on a cold morning, when"
-
-
-LOADS: dict[str, Callable[[int], str]] = {"editing": editing, "copying": copying, "story": story}
 
 
 def sequence_of(token_ids: Sequence[int]) -> EngineSequence:
