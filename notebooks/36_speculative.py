@@ -762,7 +762,7 @@ by_lookup = {"plain": plain, "always 8": lookup, "adaptive": adaptive}
 by_mistake = {"plain": plain, "wrong, always 8": all_wrong, "wrong, adaptive": wrong_adaptive}
 speed = {}
 for size, tried, params in (
-    (1, by_lookup, brief),
+    (1, by_lookup, short),
     (12, by_lookup, brief),
     (12, by_mistake, briefer),
 ):
