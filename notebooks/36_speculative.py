@@ -77,7 +77,7 @@ from minigen_course import (
     within,
 )
 from minigen_course.ch36_speculative import figures as draw
-from minigen_course.ch36_speculative import lesson, reference, rule
+from minigen_course.ch36_speculative import lesson, reference
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.lab.cost_model import num_parameters
 from minigen_course.lab.inspect_model import read_along
@@ -414,9 +414,9 @@ target, draft = by_depth[-1], by_depth[26]
 rules = {
     "p, the model": target,
     "q, the drafts": draft,
-    "classical": rule.CLASSICAL.outcome(target, draft),
-    "top 3": rule.among_likeliest(3).outcome(target, draft),
-    "second choice from p": rule.REDRAWS_FROM_TARGET.outcome(target, draft),
+    "classical": reference.CLASSICAL.outcome(target, draft),
+    "top 3": reference.among_likeliest(3).outcome(target, draft),
+    "second choice from p": reference.REDRAWS_FROM_TARGET.outcome(target, draft),
 }
 shown = np.argsort(-target)[:8]
 picture(
@@ -474,11 +474,11 @@ p_small = np.array([0.40, 0.25, 0.15, 0.10, 0.06, 0.04])
 q_small = np.array([0.20, 0.30, 0.05, 0.25, 0.10, 0.10])
 for name, each in {
     "yours": my_rule,
-    "planted, second choice from p": rule.REDRAWS_FROM_TARGET,
-    "planted, top 3": rule.among_likeliest(3),
+    "planted, second choice from p": reference.REDRAWS_FROM_TARGET,
+    "planted, top 3": reference.among_likeliest(3),
 }.items():
-    tallies = rule.simulated(each, p_small, q_small, rounds=20_000, seed=1)
-    p_value = rule.chi_square(tallies, p_small)
+    tallies = reference.simulated(each, p_small, q_small, rounds=20_000, seed=1)
+    p_value = reference.chi_square(tallies, p_small)
     said = "below 1e-12: wrong" if p_value < 1e-12 else f"{p_value:.2f}: not convicted"
     print(f"{name:<32}{tallies}  p-value {said}")
 
@@ -501,9 +501,9 @@ pairs = [
     for each in (plain, in_4_bits)
 ]
 accepting = {
-    "classical rule": rule.overlap,
-    "sample and match, one number for both": rule.same_number,
-    "sample and match, independent numbers": rule.own_numbers,
+    "classical rule": reference.overlap,
+    "sample and match, one number for both": reference.same_number,
+    "sample and match, independent numbers": reference.own_numbers,
 }
 acceptances = {name: lesson.mean(map(each, *pairs)) for name, each in accepting.items()}
 for name, each in acceptances.items():

