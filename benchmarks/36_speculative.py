@@ -182,7 +182,7 @@ def compare(load: str, batch: int, tokens: int, repeats: int, llms: dict[str, LL
 
 def step_costs(weights: str) -> dict[int, float]:
     """Return the cost of a step of several rows, of that of one row, from the stored benchmark."""
-    stored = json.loads((RESULTS / "34_step_cost.json").read_text())["forms"][weights]["points"]
+    stored = json.loads((RESULTS / "34_step_cost.json").read_text(encoding="utf-8"))["forms"][weights]["points"]
     times = {each["sequences"]: each["measured_ms"] for each in stored if each["context"] == 256}
     most = 1 + NGRAM["num_speculative_tokens"]
     return {rows: times[rows] / times[1] for rows in times if rows <= most}
@@ -260,7 +260,7 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, Any] = {"tokens": TOKENS, "turns": options.repeats}
     if options.json is not None and options.json.exists():
-        results = json.loads(options.json.read_text()) | results
+        results = json.loads(options.json.read_text(encoding="utf-8")) | results
     for weights in options.weights:
 
         def load(config: Any, weights: str = weights, **parts: Any) -> LLM:
