@@ -182,8 +182,9 @@ def compare(load: str, batch: int, tokens: int, repeats: int, llms: dict[str, LL
 
 def step_costs(weights: str) -> dict[int, float]:
     """Return the cost of a step of several rows, of that of one row, from the stored benchmark."""
-    stored = json.loads((RESULTS / "34_step_cost.json").read_text(encoding="utf-8"))["forms"][weights]["points"]
-    times = {each["sequences"]: each["measured_ms"] for each in stored if each["context"] == 256}
+    stored = json.loads((RESULTS / "34_step_cost.json").read_text(encoding="utf-8"))
+    points = [each for each in stored["forms"][weights]["points"] if each["context"] == 256]
+    times = {each["sequences"]: each["measured_ms"] for each in points}
     most = 1 + NGRAM["num_speculative_tokens"]
     return {rows: times[rows] / times[1] for rows in times if rows <= most}
 

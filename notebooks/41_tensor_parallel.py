@@ -468,8 +468,8 @@ print(f"that is {sums_a_layer:.0f} all-reduces per layer, and one for the embedd
 quickest = min(steps, key=lambda step: step[-1].time_ns - step[0].time_ns)
 picture(
     messages_in_time(quickest),
-    "One step from rank 0's side: two broadcasts, many all-reduces, one all-gather at the end. The "
-    "pale part of a bar is waiting for other ranks.",
+    "The quickest of the 16 steps, from rank 0's side: two broadcasts, many all-reduces, one "
+    "all-gather at the end. The pale part of a bar is waiting for other ranks.",
     number="41.3",
 )
 
@@ -512,7 +512,7 @@ for num_ranks, found in times.items():
     measured("  the line through all of them: latency", 1e6 * links[num_ranks].latency, "µs")
     measured("  and bandwidth", links[num_ranks].bandwidth / 1e9, "GB/s")
     of_line = links[num_ranks].ring_seconds(2**22, num_ranks)
-    measured("  4 MB take, compared with that line,", found[2**22] / of_line, "times as long")
+    measured("  4 MB take, against that line", found[2**22] / of_line, "times as long")
     of_latency = links[num_ranks].ring_seconds(0, num_ranks)
     grown = (found[2**22] - of_latency) / (found[2**20] - of_latency)
     measured("  beyond the latency, 4 MB take", grown, "times as long as 1 MB")
@@ -526,11 +526,12 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # also waits for a core, so its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
-# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
-# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
-# machine on which this chapter was written, 4 MB on two ranks took clearly longer than the line says,
-# because from 1 MB to 4 MB the time *beyond the latency* grew more than 4 times, and the bytes 4 times. So
-# no single pair of numbers fits all sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
+# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4
+# MB. Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the
+# line: 1 would be on it. On the machine on which this chapter was written, 4 MB on two ranks took
+# clearly longer than the line says, because from 1 MB to 4 MB the bytes grow 4 times, and the time
+# *beyond the latency* grew more (the last line of each block). So no single pair of numbers fits all
+# sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
 # less well into the processor's caches.) This chapter uses the line only for the messages of a decode
 # step. They have 2.3 kB and cost their latency, whatever the bandwidth is.
 #
@@ -1242,9 +1243,10 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # requests. By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one
 # of request 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to
 # request 4, and they are added. It began in step 9, where only rank 1 ran request 3: its token there is
-# made from one rank's numbers, and is wrong. No rank gets an error: an all-reduce does not know whose
-# numbers it adds. (Once your `agreed_blocks` is mended, the picture shows what should be, and no such
-# step is printed.)
+# made from one rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead: it is done
+# with it one step earlier, before step 14. The steps between have equal batches, and are not printed.)
+# No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks`
+# is mended, the picture shows what should be, and no such step is printed.)
 #
 # ## Claims
 #
@@ -1348,10 +1350,10 @@ verdicts(
 #   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
 #   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
 #   kernel.
-# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one trip
-#   to the switch and back. Where there is an NVSwitch, NCCL may choose this by itself, under the name
-#   NVLS. Its plan has one latency for it, 25 µs, and only the protocol Simple, so it pays for large
-#   messages.
+# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one
+#   trip to the switch and back. Where the NVSwitch is of the third generation or later (H100 and on),
+#   NCCL may choose this by itself, under the name NVLS. Its plan has one latency for it, 25 µs, and
+#   only the protocol Simple, so it pays for large messages.
 # - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses the fact that an all-reduce is a
 #   reduce-scatter and an all-gather: the reduce-scatter follows a row split, the all-gather comes before
 #   the next column split, and between them each rank computes the norm of an $n$-th of the tokens.

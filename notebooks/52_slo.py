@@ -475,13 +475,13 @@ print(
 # Left: blue is what the machine answers, orange is what is answered in time. They rise together until
 # the 64 batch slots are full. (Requests arrive at random, so the window can have more or fewer than the
 # offered load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By hand:
-# with 64 running, a step takes about 0.064 s, so a request runs for about 6.5 s, and the slots answer
-# at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
-# throughput says that all loads there are equally good. Orange collapses. Once the machine is
-# **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
-# second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
-# chance brings more than the slots answer. So a part of the window is still good there, and how much
-# depends on the window.
+# with 64 running, a step takes about 0.064 s, so a request with its prefill runs for about 6.5 s, and
+# the slots answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its
+# **plateau**: throughput says that all loads there are equally good. Orange collapses. Once the machine
+# is **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14
+# per second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only
+# while chance brings more than the slots answer. So a part of the window is still good there, and how
+# much depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -541,9 +541,10 @@ print(
 print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second")
 
 # %% [markdown]
-# The same machine is cheapest at the largest load that it still serves in time. At 2 per second its steps
-# are nearly empty. At 14 per second it draws power and costs money as before, but all its work is for
-# requests that have failed. A good token has no price there. A report that shows one was of a short test.
+# The same machine is cheapest at the largest load that it still serves in time. At 2 per second its
+# steps are nearly empty. At 14 per second it draws power and costs money as before, but all its work is
+# for requests that have failed. There are no good tokens, so they have no price. (A report that gives a
+# price for such a load counts the good answers from the start of a short test.)
 #
 # ## What a server tells
 #
@@ -668,13 +669,14 @@ draw.dashboard(
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Ask of each gauge: is it at its limit, and is it the reason?
 #
-# - **Batch slots:** *running, at most* may be their number, or what something else let run. Compare it
-#   with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor arithmetic are
-#   full, it was the slots. (If they all came at once and *running, on average* is far lower, slots stood
-#   empty while requests waited. Then the slots are not full.)
+# - **Batch slots:** *running, at most* may have reached their number, or another limit held it below.
+#   Compare it with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor
+#   arithmetic are full, it was the slots. (If they all came at once and *running, on average* is far
+#   lower, slots stood empty while requests waited. Then the slots are not full.)
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
-#   which the gauge leaves out. By hand, for a step of 512 tokens: 63.5 ms are counted. It takes 66.6 ms if
-#   they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of 6,000: 95 and 81 %.
+#   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
+#   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
+#   6,000: 95 and 81 %.
 # - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
@@ -1166,7 +1168,8 @@ verdicts(
         f"used as the objectives above: at {best} per second offered "
         f"{at_best.good / at_best.answered:.0%} of the answers keep both",
         NOT_TESTED,
-        "only people can tell; dictated code needs less, a nightly summary needs neither",
+        "only people can tell; code that is completed while one types needs shorter times, and a "
+        "nightly summary needs neither",
     ),
     Claim(
         "A KV cache that is 90 % full does harm, so alert there",
@@ -1224,8 +1227,8 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps a little. Refusing requests at the door is right when
-#   arithmetic is full, and a mask when batch slots are.
+# - A fix in the wrong layer often helps a little. Refuse requests at the door when arithmetic is full.
+#   When the batch slots are full, refusing only hides the fault.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.

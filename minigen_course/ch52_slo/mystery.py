@@ -455,12 +455,13 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "cell try more slots, and larger steps.) Refusing can hide a symptom that a knob would "
         "cure, as with too few batch slots. Here no knob of the engine serves more, and a queue "
         "only lets all requests wait. So some must be lost: refusing them serves the others well, "
-        "and a refused client knows at once. Why a queue of 2? A request behind two others waits "
-        "for them, for the prompt that is being computed, and for its own: 4 prompts of about 0.09 "
-        "s (600 / 8,062 = 0.074 s of arithmetic, and more with the overhead, attention and the "
-        "answers' tokens) are 0.36 s. Behind four others it is 0.54 s, which is too long. With "
-        f"queues of 2, 4 and 8, {kept[0]}, {kept[1]} and {kept[2]} keep both. (A queue of 4 is not "
-        "always full, so most requests still wait for fewer than four others.)",
+        "and a refused client knows at once. Why a queue of 2? A request that is admitted has "
+        "at most one other before it. It waits for that one, for the prompt that is being "
+        "computed, and for its own: 3 prompts of about 0.09 s (600 / 8,062 = 0.074 s of "
+        "arithmetic, and more with the overhead, attention and the answers' tokens) are 0.27 s. "
+        "With a queue of 4 they are 5 prompts, or 0.45 s, and more if the prompts are long. With a "
+        "queue of 8 they are 9 prompts, or 0.81 s, which is too long. With "
+        f"queues of 2, 4 and 8, {kept[0]}, {kept[1]} and {kept[2]} keep both.",
         moved="No, and it will not until there is a second machine, because no setting makes this "
         "one larger.",
     )
