@@ -166,7 +166,7 @@ gate_up = torch.arange(12).repeat_interleave(2).view(12, 2)  # gate has rows 0 t
 print(torch.cat([gate_up[rows.start : rows.stop] for rows in mine([6, 6], 1, 3)]))
 
 # %% [markdown]
-# **Harder.** Cut gate and up, as one tensor of 2 x 1,536 rows, in two halves like any other matrix. What has rank 0, what has rank 1, and what does `swiglu` multiply then?
+# **Harder.** Cut gate and up, as one tensor of 2 x 1,536 rows, in two halves like any other matrix. What does rank 0 have, what does rank 1 have, and what does `swiglu` then multiply?
 
 # %% [markdown]
 # ## shard_tensors

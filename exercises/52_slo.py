@@ -141,7 +141,7 @@ print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()}
 #
 # *Stretch, 15 points, about 45 minutes.*
 #
-# The capstone: serve a trace of chats, documents and a nightly job within their objectives, at the least cost. Chats and documents must keep TTFT below 500 ms and ITL below 100 ms, the job's answers must be complete after 30 s. At least 97 % of the requests must keep their objectives, on this trace and on a second one of the same kind. The score counts good answers for the bytes that the GPU read and the FLOPs that it computed; it must reach 95 % of the course's. A plan that does not fit into the card's memory is refused.
+# The capstone: serve a trace of chats, documents and a nightly job within their objectives, at the least cost. Chats and documents must keep TTFT below 500 ms and ITL below 100 ms, the job's answers must be complete within 30 s. At least 97 % of the requests must keep their objectives, on this trace and on a second one of the same kind. The score counts good answers for the bytes that the GPU read and the FLOPs that it computed; it must reach 95 % of the course's. A plan that does not fit into the card's memory is refused.
 
 # %%
 # exercise: minigen_course.ch52_slo.capstone.make_plan

@@ -272,12 +272,8 @@ measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 # %%
 block_tables = [[7, 3], [5, 0], [2, 0]]  # 0 is padding
 context_lens = [6, 3, 4]  # the sequences' lengths with their new tokens
-query_starts = [
-    0,
-    1,
-    2,
-    6,
-]  # the rows at which their new tokens begin; last, the number of all rows
+# The rows at which their new tokens begin; last, the number of all rows
+query_starts = [0, 1, 2, 6]
 for row, length in enumerate(context_lens):
     places = range(length - (query_starts[row + 1] - query_starts[row]), length)
     new = package.slots_of(block_tables[row], places, 4)
@@ -484,8 +480,8 @@ guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 # attention spends most of its time on other things than reading these 1.6 MB. The copy is not needed. A
 # kernel can read each block where it lies, and add up the sum block by block. (It keeps a running
 # numerator, denominator and largest score; chapter 32 shows how.) Chapter 33 writes such a kernel for a
-# GPU, and the compiled step (chapter 34) has one for a CPU. The engine of the 16 questions ran that one,
-# where the step is compiled.
+# GPU, and the compiled step (chapter 34) has one for a CPU. Where the step is compiled, the engine that
+# answered the 16 questions used that kernel.
 #
 # ## Your turn
 #
@@ -584,8 +580,8 @@ print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).t
 
 # %% [markdown]
 # The next two exercises go further: the slots of a whole batch at once, as engines with large batches
-# compute them (this one loops over its sequences), and attention that reads the blocks one after another,
-# as the kernels of part 3 do.
+# compute them (minigen's own engine loops over its sequences), and attention that reads the blocks one
+# after another, as the kernels of part 3 do.
 
 # %%
 task(22, "decode_slots")
@@ -661,12 +657,12 @@ reveal(22, decode_slots=my_batch, attend_by_block=my_attend)
 # prompt. When other requests run alongside, even answers that were correct on their own go wrong.
 # Prompts are processed correctly, and no exception is raised.*
 #
-# Find the mistake. First reproduce it with a test that fails on this function and passes on every correct
-# one. Then fix the function, in the cell below. Your test is judged as well, on functions that are
-# correct and on some with a mistake of the same family. `serve_toy` runs the real engine around a toy
-# model, whose next token follows from all tokens that it reads. Both answers that the cell below the
-# function prints are wrong until it is fixed: the right one begins 92 25 42, and then both lines are
-# equal.
+# Find the mistake. First reproduce it with a test that fails on this function and passes on every
+# correct one. Then fix the function, in the cell below. Your test is judged as well, on functions that
+# are correct and on some with a mistake of the same family. `serve_toy` runs the real engine around a
+# toy model, whose next token follows from all tokens that it reads. The cell below the function prints
+# two answers. Until you fix the function, both are wrong. After that they are equal, and begin 92 25
+# 42.
 #
 # It has happened. MinivLLM computed the slot of a decode step in the way that stands here
 # ([issue 76](https://github.com/Wenyueh/MinivLLM/issues/76)). ONNX Runtime GenAI wrote every decoded
@@ -734,11 +730,13 @@ measured("steps, the longest reserved over in blocks", fewer)
 measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
-# Why is anything computed again? A request starts as soon as its prompt finds blocks, then all running
-# answers grow, and once they have grown beyond 64 blocks, some request loses its blocks and is computed
-# again from its first token. With long answers that happens again and again (the engine **thrashes**), so
-# the share above depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with
-# one that reserves, and shows how much of the repeated work a prefix cache saves.
+# The gain in tokens per step (the last line) is larger than the gain in requests at once, because a
+# preempted request is computed again as a whole prompt. Why does that happen? A request starts as soon
+# as its prompt finds blocks, then all running answers grow, and once they have grown beyond 64 blocks,
+# some request loses its blocks and is computed again from its first token. With long answers that
+# happens again and again (the engine **thrashes**), so the share above depends on the sampled text.
+# Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how much of the
+# repeated work a prefix cache saves.
 #
 # ## Claims
 #
@@ -767,10 +765,7 @@ verdicts(
         f"{mark(together_paged / together_reserved)} times",
         within(together_paged / together_reserved, 4.3, 4.4),
         "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
-        "the prompt and the 256 that an answer may have; with the longest reserved, the run takes "
-        f"{mark(fewer)} times as many steps, but a step in blocks is fuller: it computes "
-        f"{mark(fuller)} times as many tokens, some of them again ({mark(100 * again, '%')} of the "
-        "prompts' and answers' tokens)",
+        "the prompt and the 256 that an answer may have",
         PAPER,
         measured=True,
     ),

@@ -238,14 +238,15 @@ for level in A100:
 
 # %% [markdown]
 # Read the arrows upwards. HBM gives 2,039 GB/s ([data
-# sheet](https://www.nvidia.com/en-us/data-center/a100/)). L2 gives 5,120 bytes in each of 1.41 billion
-# clock cycles per second, which is 7,219 GB/s (as in [this
-# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015), whose A100 has all 128 SMs of the
-# full chip, so 23,101 GB/s of shared memory, and an older HBM of 1,555 GB/s). Shared memory gives 128
-# bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135) rounds
-# this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed reads from
-# them: 9.75 trillion multiplications with addition per second, each of which reads three numbers of 4
-# bytes. (Sizes: [white
+# sheet](https://www.nvidia.com/en-us/data-center/a100/), for SXM, the version for server boards; the
+# one for PCIe slots has less). L2 gives 5,120 bytes in each of 1.41 billion clock cycles per second,
+# which is 7,219 GB/s (as in [this
+# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015), whose A100 has all 128 SMs of
+# the full chip, so 23,101 GB/s of shared memory, and an older HBM of 1,555 GB/s). Shared memory gives
+# 128 bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135)
+# rounds this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed
+# reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
+# numbers of 4 bytes. (Sizes: [white
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
 # An H100 SXM has 132 SMs ([NVIDIA's
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
@@ -476,8 +477,8 @@ reveal(31, row_maximum=mine)
 # | $s$ | numbers from one lane's address to the next lane's | `stride` |
 # | $b$ | bytes per number | `itemsize`, 4 here |
 #
-# (The 32 threads of a warp and the 32 bytes of a sector cancel by chance.) What is fetched and not wanted
-# is not always lost: a cache may keep it until another load wants it.
+# (The 32 threads of a warp and the 32 bytes of a sector cancel by chance.) A cache may keep the rest of
+# a sector until another load wants it.
 #
 # In the figure below, choose the stride. A stride of 1 fills four sectors to the last byte. A stride of
 # 3 touches 12 sectors, and a third of their bytes is wanted.
@@ -529,9 +530,9 @@ guess_sectors.compare(fetched[32], "bytes")
 #
 # Now the sum of each column. A column's numbers are not neighbours in memory: they lie a row apart.
 #
-# $$s_c = \sum_{r=0}^{R-1} x_{rc}$$
+# $$s_c = \sum_{r=0}^{n_r-1} x_{rc}$$
 #
-# Here $s_c$ is the sum of column $c$ (`sums`), and $R$ is the number of rows (`num_rows`).
+# Here $s_c$ is the sum of column $c$ (`sums`), and $n_r$ is the number of rows (`num_rows`).
 #
 # Take 3 rows of 4 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
 # ways:
@@ -666,13 +667,13 @@ reveal(31, silu_multiply=mine)
 # one block loads it once; the block stays in registers between the two uses. In torch's operators the
 # row goes down to memory and up again for each step.
 #
-# The picture is about `BLOCK`, a power of two, while most rows are not. The pale lanes are masked: they
-# load nothing, but they compute, and take registers. Smaller blocks waste less, or as much. One program may well hold
-# several of them in its registers: for example, 576 = 512 + 64 needs two loads, two sums and two stores,
-# masks no lane, and loads nothing twice. (The engine's kernel for the rotation, further below, holds the
-# two halves of a head like this.) But then the kernel has to name each block, so their number and sizes
-# are fixed when it is compiled. A loop over any number of blocks has to load the row again for the second
-# use.
+# `BLOCK` must be a power of two, but the lengths of most rows are not. The picture shows what this
+# costs. The pale lanes are masked: they load nothing, but they compute, and take registers. Smaller
+# blocks waste less, or as much. One program may well hold several of them in its registers: for
+# example, 576 = 512 + 64 needs two loads, two sums and two stores, masks no lane, and loads nothing
+# twice. (The engine's kernel for the rotation, further below, holds the two halves of a head like
+# this.) But then the kernel has to name each block, so their number and sizes are fixed when it is
+# compiled. A loop over any number of blocks has to load the row again for the second use.
 #
 # The cell after your kernel also compiles it for an H100, whose code is called `sm_90`, and prints how
 # many registers a thread takes, and how many bytes were **spilled**: they did not fit into registers, and
@@ -722,10 +723,10 @@ print(f"compiled for an H100: {code.registers} registers per thread, {code.spill
 reveal(31, rms_norm_rows=mine)
 
 # %% [markdown]
-# The engine's kernel asks for a little more than needed, because every program loads the weight. After
-# the first, a GPU's cache has it. (The line about an H100 is explained below, with the machine code.) The
-# engine's own task is one step harder: the sum and the norm in one kernel. It is `add_rms_norm` (stretch)
-# in the [exercises](../exercises/31_triton.ipynb).
+# The engine's kernel asks for 46,080 / 38,016 = 1.21 times what is needed, because every program loads
+# the weight. After the first, a GPU's cache has it. (The line about an H100 is explained below, with
+# the machine code.) The engine's own task is one step harder: the sum and the norm in one kernel. It is
+# `add_rms_norm` (stretch) in the [exercises](../exercises/31_triton.ipynb).
 #
 # ## Your turn: softmax of a row
 #
@@ -907,13 +908,13 @@ picture(
 #
 # ## Machine code for a GPU that is not here
 #
-# `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, and for the types
-# of its arguments. The course's `machine_code` does the same for a GPU of your choice, without
-# starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes out
-# is **PTX**, NVIDIA's assembly for all its chips (instructions as text), and from it the chip's own code
-# (SASS), in which the registers are counted. Read a line of PTX from the middle: what is loaded
-# (`ld.global`) or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds.
-# That is our mask.
+# `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, for the types of
+# its arguments, and for whether each whole number and each address among them is a multiple of 16. The
+# course's `machine_code` does the same for a GPU of your choice, without starting anything; tensors on
+# the device "meta" have a shape, a type and no memory. What comes out is **PTX**, NVIDIA's assembly for
+# all its chips (instructions as text), and from it the chip's own code (SASS), in which the registers
+# are counted. Read a line of PTX from the middle: what is loaded (`ld.global`) or stored (`st.global`),
+# and before it `@%p1`: do it only where this **predicate** holds. That is our mask.
 #
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
 # a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
@@ -978,7 +979,10 @@ picture(
 # an address takes 64. With 4,097, eight comparisons (<code>setp</code>) set the predicates. Three more
 # <code>ld</code> load the kernel's arguments: two pointers and <code>num</code>. Four and then eight
 # <code>mov</code> put 0 into the registers of the masked loads; the two others read the program's number
-# and the thread's.</details>
+# and the thread's. From these, <code>shl</code>, <code>and</code> and <code>or</code> make the number of
+# the thread's first lane (with 4,097, of each lane). One <code>mul</code> turns it into bytes, and
+# <code>add</code> adds these to the pointers. The other <code>mul</code> are the squares, two at a time
+# with 4,096.</details>
 #
 # Worse, the threads still have the lanes of figure 31.8: the addresses in the PTX say that a thread's
 # eight loads begin 2 bytes apart, which is one number. Take load $j$ of the eight, counted from 0. Thread
@@ -991,8 +995,9 @@ picture(
 # SM has eight times as much to ask for. The eight stores have the same gaps.
 #
 # So a block that is a row of neighbours is not yet a coalesced load: the compiler must also know that
-# neighbours share their mask. For this, Triton looks at every whole number and every address among a
-# kernel's arguments. Keep rows at multiples of 16 numbers.
+# neighbours share their mask. At each launch Triton checks which of the whole numbers and addresses
+# among a kernel's arguments are multiples of 16. It compiles the kernel once for each such case, so
+# 4,096 and 4,097 run different code. Keep rows at multiples of 16 numbers.
 #
 # ## Occupancy: how many programs fit on an SM
 #
@@ -1123,11 +1128,13 @@ reveal(31, pick_fastest=mine)
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
 # each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. The
 # grey rest lies in the four parts, and there it can be too small for one more warp: with 2 warps per
-# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1
-# warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills. Shared
+# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1 warp,
+# a row does not fit into the registers of 32 threads. Eight programs fit, but each spills. Shared
 # memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its warps
-# exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared memory is
-# dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit.
+# exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared memory
+# is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of 4,096
+# the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps share a
+# row, not 4, and a little because the engine's kernel is another one.)
 #
 # ## The measurement again
 #
@@ -1207,13 +1214,14 @@ explore(
 # next launch: from there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So
 # launches hurt in decode with few sequences, and not in a long prefill (chapter 17).
 #
-# Guides go further: one kernel for all 80 layers of a 70B model would need two accesses to memory instead
-# of 160. They count the row that goes from layer to layer. By hand, for one token of Llama-3-70B: the row
-# has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB in all. The weights
-# have 141 GB, and every kernel must read them. So such a kernel saves 0.002 % of the bytes. What it can
-# save is launches, and the gaps between kernels, which a graph keeps: one kernel can load the next
-# layer's weights while this one computes. For Llama-1B and one sequence on an H100, decoding was over 1.5
-# times as fast as with the engines that its authors [compared it
+# Some guides claim more: one kernel for all 80 layers of a 70B model would need two accesses to memory
+# instead of 160. They count only the row that goes from layer to layer. By hand, for one token of
+# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6
+# MB in all. The weights have 141 GB, and they must be read however the layers are divided among
+# kernels. So such a kernel saves 0.002 % of the bytes. What it can save is launches, and the gaps
+# between kernels, which a graph keeps: one kernel can load the next layer's weights while this one
+# computes. For Llama-1B and one sequence on an H100, decoding was over 1.5 times as fast as with the
+# engines that its authors [compared it
 # with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and SGLang).
 #
 # ## Claims

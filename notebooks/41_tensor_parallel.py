@@ -327,12 +327,12 @@ guess_ranks = predict("How many ranks at most?", None)
 #
 # Choose a model and a number of ranks. (If the model cannot be cut so, a sentence says why, and the
 # picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by columns,
-# pale blue by rows. (The embedding is an exception: its stored rows are dealt out as in a column split,
-# but they are its inputs, the tokens. So its results must be summed, as after a row split.) The shape
-# at the left is that of one rank's share as stored, [outputs, inputs]. An orange bar is a message that
-# all ranks wait for, with the shape of what each rank sends; "tokens" is the number of tokens in the
-# step, "rows" the number of those whose logits are needed. (An all-gather puts the pieces of all ranks
-# side by side.)
+# pale blue by rows. (The embedding is an exception: its stored rows are divided among the ranks as in a
+# column split, but they are its inputs, the tokens. So its results must be summed, as after a row
+# split.) The shape at the left is that of one rank's share as stored, [outputs, inputs]. An orange bar
+# is a message that all ranks wait for, with the shape of what each rank sends; "tokens" is the number
+# of tokens in the step, "rows" the number of those whose logits are needed. (An all-gather puts the
+# pieces of all ranks side by side.)
 
 
 # %%
@@ -373,7 +373,7 @@ for num_ranks in (8, 16):
 # %% [markdown]
 # Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
 # three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
-# outputs, but only the inputs that its three heads give. Heads and units must be dealt out evenly, so
+# outputs, but only the inputs that its three heads give. Heads and units must be divided evenly, so
 # only few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple of
 # them.) The price in memory is small: norms are on every rank. And where there are more ranks than KV
 # heads, each KV head is on several ranks.
@@ -468,8 +468,8 @@ print(f"that is {sums_a_layer:.0f} all-reduces per layer, and one for the embedd
 quickest = min(steps, key=lambda step: step[-1].time_ns - step[0].time_ns)
 picture(
     messages_in_time(quickest),
-    "One step from rank 0's side: two broadcasts, many all-reduces, one all-gather at the end. The "
-    "pale part of a bar is waiting for other ranks.",
+    "The quickest of the 16 steps, from rank 0's side: two broadcasts, many all-reduces, one "
+    "all-gather at the end. The pale part of a bar is waiting for other ranks.",
     number="41.3",
 )
 
@@ -512,7 +512,7 @@ for num_ranks, found in times.items():
     measured("  the line through all of them: latency", 1e6 * links[num_ranks].latency, "µs")
     measured("  and bandwidth", links[num_ranks].bandwidth / 1e9, "GB/s")
     of_line = links[num_ranks].ring_seconds(2**22, num_ranks)
-    measured("  4 MB take, compared with that line,", found[2**22] / of_line, "times as long")
+    measured("  4 MB take, against that line", found[2**22] / of_line, "times as long")
     of_latency = links[num_ranks].ring_seconds(0, num_ranks)
     grown = (found[2**22] - of_latency) / (found[2**20] - of_latency)
     measured("  beyond the latency, 4 MB take", grown, "times as long as 1 MB")
@@ -526,11 +526,12 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # also waits for a core, so its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
-# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
-# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1 would be on it. On the
-# machine on which this chapter was written, 4 MB on two ranks took clearly longer than the line says,
-# because from 1 MB to 4 MB the time *beyond the latency* grew more than 4 times, and the bytes 4 times. So
-# no single pair of numbers fits all sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
+# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4
+# MB. Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the
+# line: 1 would be on it. On the machine on which this chapter was written, 4 MB on two ranks took
+# clearly longer than the line says, because from 1 MB to 4 MB the bytes grow 4 times, and the time
+# *beyond the latency* grew more (the last line of each block). So no single pair of numbers fits all
+# sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
 # less well into the processor's caches.) This chapter uses the line only for the messages of a decode
 # step. They have 2.3 kB and cost their latency, whatever the bandwidth is.
 #
@@ -679,13 +680,13 @@ for name, link in LINKS.items():
 # are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
 # 8 = 3.1 GB/s, for a whole machine.
 #
-# The latencies are assumptions. The question is only whether our $\alpha$ is of the right size, so compare
-# it with the latencies with which [NCCL
+# The latencies are assumptions. Our $\alpha$ is of the right size for NVLink and InfiniBand, and too
+# long for PCIe. To see this, compare it with the latencies with which [NCCL
 # plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc). It has three **protocols**: LL
-# (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal; LL128
-# does the same with less room for marks; Simple sends large pieces with a signal after each. By its plan
-# an all-reduce also has a fixed cost, 6.6 µs or more, which our model does not have. The fourth column is
-# a small message on 8 cards, by a ring and LL:
+# (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal;
+# LL128 does the same with less room for marks; Simple sends large pieces with a signal after each. By
+# its plan an all-reduce also has a fixed cost, 6.6 µs or more, which our model does not have. The
+# fourth column is a small message on 8 cards, by a ring and LL:
 #
 # | link | a turn in NCCL's plan, µs (LL, LL128, Simple) | our $\alpha$, µs | NCCL: 6.6 + 14 turns, µs | ours, tree to ring, µs |
 # |---|---|---|---|---|
@@ -1008,7 +1009,8 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 #    the ranks share both. (The step's time, and the time inside messages, are each the second
 #    smallest of twelve steps, which other programs disturbed least.)
 # 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
-#    which was measured with ranks that did nothing else.
+#    which was measured with ranks that did nothing else. With fewer cores than ranks, this line already
+#    contains some waiting for a core, so moving the numbers takes less than the orange part.
 # 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
 #    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If
 #    this is negative on your machine, the messages were faster here than by the line.)
@@ -1169,7 +1171,7 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # an error.*
 #
 # `agreed_blocks` says how many blocks the pools have (a **pool** is a rank's blocks of the KV cache,
-# chapter 21). Each rank calls it. It looks right, and is not. By hand, with blocks of 10 bytes: rank 0 has
+# chapter 22). Each rank calls it. It looks right, and is not. By hand, with blocks of 10 bytes: rank 0 has
 # 300 bytes free and needs 240 of them to work in, so its pool gets 60 / 10 = 6 blocks. Rank 1 has 300 and
 # needs 230, so its pool gets 70 / 10 = 7.
 #
@@ -1231,17 +1233,20 @@ for step, (on_0, on_1) in enumerate(served.batches):
 
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
-# computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the
-# same requests, and one returns on one rank only, which has one block more. (An empty place is a request
-# that is done, as request 0 after its 12 tokens, or preempted. One that returns computes all again:
-# request 1 its prompt of 3 and its 10 tokens.) Now their messages have different sizes. In this
+# computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the same
+# requests. Request 2 returns on rank 1 only, because rank 1 has one block more. (An empty place is a
+# request that is done, as request 0 after its 12 tokens, or preempted. One that returns computes all
+# again: request 1 its prompt of 3 and its 10 tokens.) Now their messages have different sizes. In this
 # simulation both wait for ever; a real library may also stop with an error. The five others are worse
 # off: there the sizes happen to be the same (batches are filled up, here to multiples of 8, as engines
-# do; pale boxes compute several tokens), and sums are made of numbers that belong to different requests.
-# By hand, step 12: rank 0 has 13 tokens of request 3 and 13 of request 4, rank 1 has 14 and 13, and both
-# fill up to 32. The 14th token is of request 4 on rank 0 and of request 3 on rank 1, and their numbers are
-# added. No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your
-# `agreed_blocks` is mended, the picture shows what should be, and no such step is printed.)
+# do; pale boxes compute several tokens), and sums are made of numbers that belong to different
+# requests. By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one
+# of request 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to
+# request 4, and they are added. It began in step 9, where only rank 1 ran request 3: its token there is
+# made from one rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead: it is done
+# with it one step earlier, before step 14. The steps between have equal batches, and are not printed.)
+# No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks`
+# is mended, the picture shows what should be, and no such step is printed.)
 #
 # ## Claims
 #
@@ -1273,7 +1278,7 @@ verdicts(
         ", ".join(f"{found[8]:.1f}x by {name}" for name, found in gains.items())
         + " (70B, one sequence, by the cost model; the bounds are ± 10 % for the fastest link)",
         within(gains["NVLink 4"][8], 7.2, 8.8),
-        "reading is dealt out, messages are not",
+        "reading is divided among the ranks, messages are not",
     ),
     Claim(
         "What counts in a link is its bandwidth",
@@ -1345,13 +1350,13 @@ verdicts(
 #   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
 #   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
 #   kernel.
-# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one trip
-#   to the switch and back. Where there is an NVSwitch, NCCL may choose this by itself, under the name
-#   NVLS. Its plan has one latency for it, 25 µs, and only the protocol Simple, so it pays for large
-#   messages.
-# - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses that an all-reduce is a
-#   reduce-scatter and an all-gather: the first stands behind a row split, the second before the next
-#   column split, and between them each rank computes the norm of an $n$-th of the tokens.
+# - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one
+#   trip to the switch and back. Where the NVSwitch is of the third generation or later (H100 and on),
+#   NCCL may choose this by itself, under the name NVLS. Its plan has one latency for it, 25 µs, and
+#   only the protocol Simple, so it pays for large messages.
+# - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses the fact that an all-reduce is a
+#   reduce-scatter and an all-gather: the reduce-scatter follows a row split, the all-gather comes before
+#   the next column split, and between them each rank computes the norm of an $n$-th of the tokens.
 # - Where all query heads share one compressed key (DeepSeek's multi-head latent attention), every rank would
 #   hold all of the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
 #   [SGLang](https://docs.sglang.io/docs/advanced_features/dcp.md) and vLLM can also cut such a cache

@@ -111,7 +111,7 @@ chapter_map("serving", "scheduler")
 # Sixteen people ask this machine something short, over two seconds. One more pastes a long text.
 # The server can run four requests at once: it has four [batch slots](../docs/glossary.md#batch-slot)
 # (`max_num_seqs`). How long until each gets a first word? One request waits longest, and one shortest.
-# How many times as long does the first of them wait?
+# How many times the shortest wait is the longest?
 
 # %%
 guess_longest = predict("The longest wait is how many times the shortest?", None, within=2)
@@ -159,11 +159,11 @@ picture(
 # is 0.3 s, the gaps are 0.1, 0.1 and 0.9 s, TPOT is (1.4 − 0.3) / 3 = 0.37 s, and E2E is 1.4 s. Two of
 # three gaps are short, one is a stutter, and TPOT shows neither.
 #
-# An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below
-# 500 ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100
-# ms are noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95
-# of its gaps is short enough: fewer than one gap in twenty may be long. So in an answer of more than 21
-# tokens one long gap does not count.
+# An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below 500
+# ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
+# noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
+# gaps (the gap that 95 of 100 of them do not exceed) is short enough: fewer than one gap in twenty may
+# be long. So in an answer of more than 21 tokens one long gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
 # (`minigen.bench.report.Outcome`), even if the load generator was late. A section below says why.
@@ -185,11 +185,11 @@ picture(
 # This assumes that slow requests come independently of each other. Real stalls come in bursts. Then
 # fewer visits are hit, and those that are hit meet several slow requests.
 #
-# Below are two systems with a thousand requests each. A answers nearly always quickly and is stuck now
-# and then. B is steady, and slower on average. Which would you rather have?
+# Below are two systems with a thousand requests each. A answers 97 of 100 requests in about 0.2 s,
+# and three in about 3.5 s. B takes about 0.4 s. Which would you rather have?
 
 # %%
-guess_mean = predict("How many times the mean of A is the mean of B?", None)
+guess_mean = predict("How many times as large as the mean of A is the mean of B?", None)
 
 # %%
 a_quick, a_stuck = rng.normal(0.2, 0.02, 970), rng.normal(3.5, 0.1, 30)
@@ -270,12 +270,12 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # table) at 300 GB/s, in 0.050 s; KV cache, overhead and prompts add the rest of 0.057 s. Each token is
 # multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
-# What is simple about it: a prompt's tokens cost too much. Each of them counts the output head, 0.525 of
-# the 7.505 billion weights, and attends to all tokens of its request up to the end of its chunk. In
-# chapter 17 only the last token of a prompt goes through the head, and each token attends only to itself
-# and those before it. So the prompts of a thousand tokens and more take longer here than they should, as
-# the first lines of the cell print. Decode steps are the same. The faults and the cures below are also
-# the same with the exact count.
+# The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
+# output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
+# end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
+# attends only to itself and those before it. So the prompts of a thousand tokens and more take longer
+# here than they should, as the first lines of the cell print. Decode steps are the same. The faults and
+# the cures below are also the same with the exact count.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
@@ -473,15 +473,15 @@ print(
 
 # %% [markdown]
 # Left: blue is what the machine answers, orange is what is answered in time. They rise together until
-# the 64 batch slots are full. (Requests arrive at random, so the window can have a tenth more or fewer
-# than the offered load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By
-# hand: with 64 running, a step takes about 0.064 s, so a request runs for about 6.5 s, and the slots
-# answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
-# throughput says that all loads there are equally good. Orange collapses. Once the machine is
-# **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
-# second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
-# chance brings more than the slots answer. So a part of the window is still good there, and how much
-# depends on the window.
+# the 64 batch slots are full. (Requests arrive at random, so the window can have more or fewer than the
+# offered load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By hand:
+# with 64 running, a step takes about 0.064 s, so a request with its prefill runs for about 6.5 s, and
+# the slots answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its
+# **plateau**: throughput says that all loads there are equally good. Orange collapses. Once the machine
+# is **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14
+# per second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only
+# while chance brings more than the slots answer. So a part of the window is still good there, and how
+# much depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -489,7 +489,7 @@ print(
 # goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
-# (A point of the curves counts only so many first requests of one run.)
+# (Each point of the curves counts only the first requests of one run, as many as its x-axis says.)
 #
 # (The vital signs of this chapter are of whole loads. Compare them only for the same load: a longer load
 # on a system whose queue grows would have a lower goodput.)
@@ -498,8 +498,9 @@ print(
 # resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
 # next resource is full.
 #
-# The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a step with
-# a chunk of 512 prompt tokens takes longer than that.
+# The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
+# step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
+# do smaller steps while many requests run. Together they are more than one gap in twenty.
 #
 # ## What a million tokens costs
 #
@@ -540,9 +541,10 @@ print(
 print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second")
 
 # %% [markdown]
-# The same machine is cheapest at the largest load that it still serves in time. At 2 per second its steps
-# are nearly empty. At 14 per second it draws power and costs money as before, but all its work is for
-# requests that have failed. A good token has no price there. A report that shows one was of a short test.
+# The same machine is cheapest at the largest load that it still serves in time. At 2 per second its
+# steps are nearly empty. At 14 per second it draws power and costs money as before, but all its work is
+# for requests that have failed. There are no good tokens, so they have no price. (A report that gives a
+# price for such a load counts the good answers from the start of a short test.)
 #
 # ## What a server tells
 #
@@ -630,7 +632,7 @@ draw.dashboard(
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
 # 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
-# stays below its own: each running request is served well, and the others stand in front of the door.
+# stays below its own: each running request is served well, and the others wait in the queue.
 # (The percentiles are estimated from buckets, as above. So a p99 may be longer than the whole flood: if
 # it lies in the bucket from 2.5 to 5 s, it may be shown near 5 s, although no request waited 4 s.)
 #
@@ -652,10 +654,13 @@ draw.dashboard(
 # | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23 |
 # | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
-# | L3 engine | blocks and what they hold | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching` | 21, 22, 23 |
+# | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 41 |
 # | L2 runtime | weights as loaded | `--weights` | 11, 34 |
 # | L1 kernels | bytes moved per step | tile sizes | 31 to 34 |
 # | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more | 17, 41 |
+#
+# (The card of a chapter names the layer whose code the chapter is about. This table names the layer that
+# owns the knob, which can be another one: chapter 25 is about L3, and its `--scheduler` belongs to L4.)
 #
 # A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
 # need no change, and if it does not hand the problem upwards. A gateway that refuses requests
@@ -664,13 +669,14 @@ draw.dashboard(
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Ask of each gauge: is it at its limit, and is it the reason?
 #
-# - **Batch slots:** *running, at most* may be their number, or what something else let run. Compare it
-#   with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor arithmetic are
-#   full, it was the slots. (If they all came at once and *running, on average* is far lower, slots stood
-#   empty while requests waited. Then the slots are not full.)
+# - **Batch slots:** *running, at most* may have reached their number, or another limit held it below.
+#   Compare it with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor
+#   arithmetic are full, it was the slots. (If they all came at once and *running, on average* is far
+#   lower, slots stood empty while requests waited. Then the slots are not full.)
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
-#   which the gauge leaves out. By hand, for a step of 512 tokens: 63.5 ms are counted. It takes 66.6 ms if
-#   they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of 6,000: 95 and 81 %.
+#   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
+#   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
+#   6,000: 95 and 81 %.
 # - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
@@ -757,12 +763,12 @@ seventh_run, eighth_run = symptoms(7, 8)
 # %%
 queue = case(7, saturated=None, broken=seventh_run)
 tenant = case(8, saturated=None, broken=eighth_run)
-seven = broken_system(7)
+seven, tried = broken_system(7), {}
 for what, knobs in {
     "256 batch slots": replace(seven.knobs, max_num_seqs=256),
     "steps of 1,024 tokens": replace(seven.knobs, max_num_batched_tokens=1024),
 }.items():
-    vitals = Vitals.of(simulate(seven.load, knobs))
+    tried[what] = vitals = Vitals.of(simulate(seven.load, knobs))
     print(
         f"system 7 with {what}: {vitals.found.output_rate:,.0f} tokens per second, "
         f"{vitals.kept:.0%} kept both"
@@ -1091,11 +1097,12 @@ measured("after", again.itl.max, "s")
 measured("the longest gap is shorter by", before.itl.max / again.itl.max, "times")
 
 # %% [markdown]
-# The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and
-# the median wait has fallen, too. The longest wait has not become shorter. Before, it was the wait of a
-# short request behind the long text, or of the long text itself. Now it is the long text's own prefill,
-# which takes rather longer in chunks. (If the longest wait has fallen to a fraction instead, another
-# program disturbed the first measurement: run its cell again, and then this one.)
+# The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
+# median wait has fallen, too. The longest wait has hardly changed. Before, it was the wait of a short
+# request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
+# takes about as long in chunks as in one step (on some machines rather longer). (If the longest wait
+# has fallen to a fraction instead, another program disturbed the first measurement: run its cell again,
+# and then this one.)
 #
 # ## The opening test, once more
 #
@@ -1126,7 +1133,7 @@ means = {name: 1e3 * values.mean() for name, values in systems.items()}
 tails = {name: 1e3 * np.percentile(values, 99) for name, values in systems.items()}
 at_best, beyond = steady[best], steady[most]
 tight, roomy = by_blocks[100], by_blocks[250]
-more_slots = Vitals.of(simulate(seven.load, replace(seven.knobs, max_num_seqs=256)))
+more_slots = tried["256 batch slots"]
 ends_at = [each.at for each in first_run.moments]
 step = min(np.diff(ends_at))
 pause = max(np.diff(ends_at)) - step
@@ -1161,7 +1168,8 @@ verdicts(
         f"used as the objectives above: at {best} per second offered "
         f"{at_best.good / at_best.answered:.0%} of the answers keep both",
         NOT_TESTED,
-        "only people can tell; dictated code needs less, a nightly summary needs neither",
+        "only people can tell; code that is completed while one types needs shorter times, and a "
+        "nightly summary needs neither",
     ),
     Claim(
         "A KV cache that is 90 % full does harm, so alert there",
@@ -1219,8 +1227,8 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps a little. Refusing requests at the door is right when
-#   arithmetic is full, and a mask when batch slots are.
+# - A fix in the wrong layer often helps a little. Refuse requests at the door when arithmetic is full.
+#   When the batch slots are full, refusing only hides the fault.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.

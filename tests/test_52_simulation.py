@@ -1,6 +1,7 @@
 """The engine on a simulated clock: its arithmetic, its limits, and agreement with the engine."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -322,6 +323,17 @@ def test_chats_and_documents_are_counted_apart() -> None:
     made = CURES[2](system.load, system.knobs, simulate(system.load, system.knobs))
     assert {each.found.num_requests for each in made.vitals} == {90}, "the same chats in each run"
     assert "Of the 16 documents, 0, 0 and 0 keep 500 ms" in made.moved
+
+
+def test_with_more_slots_chats_stutter_behind_the_job_and_smaller_steps_help() -> None:
+    system = broken_system(6)
+    made = CURES[6](system.load, system.knobs, simulate(system.load, system.knobs))
+    assert made.further is not None
+    assert "5 of 110 chats stutter" in made.moved
+    small = simulate(
+        made.further.asks, replace(system.knobs, max_num_seqs=64, max_num_batched_tokens=512)
+    )
+    assert Vitals.of(small, tenant="chat").kept == 1
 
 
 def test_broken_systems_differ_and_show_nothing_of_their_fault(

@@ -474,10 +474,21 @@ def test_times_between_measured_ones_lie_on_a_line() -> None:
     assert times(5) == pytest.approx(4.0)
 
 
-def paced(share: float, cost: float, batch: int = 1, tokens: int = 512) -> tuple[float, int]:
+def test_more_rows_never_take_less_time_by_noise() -> None:
+    times = StepTimes()
+    times.learn(1, 2.0)
+    times.learn(3, 1.0)
+    times.learn(9, 3.0)
+    assert [times(rows) for rows in (1, 2, 3, 9)] == [2.0, 2.0, 2.0, 3.0]
+
+
+def paced(
+    share: float, cost: float, batch: int = 1, tokens: int = 512, slow: int = 0
+) -> tuple[float, int]:
     """Return the time of answers of `tokens` tokens, with steps that take 1 + cost per row more.
 
-    Drafts are right by chance. Also return the number of drafts.
+    Drafts are right by chance. The clock shows three times as much for the first `slow` tokens, as
+    on a machine that does something else. Also return the number of drafts.
     """
     rng, pace = random.Random(1), MeasuredPace()
     sequences = [sequence([1, 2]) for _ in range(batch)]
@@ -486,7 +497,7 @@ def paced(share: float, cost: float, batch: int = 1, tokens: int = 512) -> tuple
         counts = pace.choose(sequences, 8)
         rows = batch + sum(counts)
         seconds = 1 + cost * (rows - 1)
-        pace.learn_time(rows, seconds)
+        pace.learn_time(rows, seconds * (3 if done[0] < slow else 1))
         spent += seconds
         for index, count in enumerate(counts):
             right = 0
@@ -503,9 +514,10 @@ def test_drafts_that_are_right_are_asked_for() -> None:
     assert 512 / spent > 3.0
 
 
+@pytest.mark.parametrize("slow", [0, 3, 15, 40])
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
-def test_drafts_that_fail_cost_at_most_three_percent(cost: float) -> None:
-    spent, drafted = paced(share=0.0, cost=cost)
+def test_drafts_that_fail_cost_at_most_three_percent(cost: float, slow: int) -> None:
+    spent, drafted = paced(share=0.0, cost=cost, slow=slow)
     assert 512 < spent <= 1.03 * 512
     assert drafted > 0  # it did try
 

@@ -265,7 +265,8 @@ def _height(text: str, size: int, indent: float = 0, *, bold: bool = False) -> f
     return len(_wrapped(text, size, indent, bold)) * size * LINE / POINTS
 
 
-def _wrapped(text: str, size: int, indent: float, bold: bool) -> list[str]:
+@cache
+def _wrapped(text: str, size: int, indent: float, bold: bool) -> tuple[str, ...]:
     """Return the lines of a text that is as wide as a page, without its margins."""
     room = (WIDTH - 2 * MARGIN - indent) * POINTS / size
     lines = [""]
@@ -275,7 +276,7 @@ def _wrapped(text: str, size: int, indent: float, bold: bool) -> list[str]:
             lines.append(word)
         else:
             lines[-1] = longer
-    return lines
+    return tuple(lines)
 
 
 def _width(text: str, bold: bool) -> float:

@@ -17,7 +17,7 @@ Try it, in a notebook or a script, with `mine` as your part:
     print(torch.cat([gate_up[rows.start : rows.stop] for rows in mine([6, 6], 1, 3)]))
 
 Harder: Cut gate and up, as one tensor of 2 x 1,536 rows, in two halves like any other matrix.
-What has rank 0, what has rank 1, and what does `swiglu` multiply then?
+What does rank 0 have, what does rank 1 have, and what does `swiglu` then multiply?
 """
 
 # exercise: minigen_course.ch41_tensor_parallel.lesson.fused_rows

@@ -2,7 +2,7 @@
 
 The capstone: serve a trace of chats, documents and a nightly job within their objectives, at
 the least cost. Chats and documents must keep TTFT below 500 ms and ITL below 100 ms, the job's
-answers must be complete after 30 s. At least 97 % of the requests must keep their objectives,
+answers must be complete within 30 s. At least 97 % of the requests must keep their objectives,
 on this trace and on a second one of the same kind. The score counts good answers for the bytes
 that the GPU read and the FLOPs that it computed; it must reach 95 % of the course's. A plan
 that does not fit into the card's memory is refused.

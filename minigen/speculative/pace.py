@@ -8,12 +8,14 @@ second rises. In a large batch, whose steps are long already, that is soon none.
 from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from minigen.sequence import Sequence
 
 UNKNOWN_SLOPE = 0.05  # of a step's time for each further row, until it is measured
 FIRST_SHARE, FIRST_WEIGHT = 0.5, 2.0  # what is assumed of a proposer that was not tried yet
+WORTH = 1.05  # the least expected gain for which drafts are asked: times are measured with noise
 FORGET = 0.9  # the weight of what was known, after each further step with drafts
 FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens until drafts that did not pay are tried again
 TRIED = 2  # drafts of such a try
@@ -75,32 +77,36 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._rows: list[int] = []  # those that were measured, ascending
+        self._rising: list[float] = []  # their seconds: no fewer for more rows, which is noise
 
     @property
     def most_rows(self) -> int:
         """The most rows that may be tried: twice as many as were measured."""
-        return 2 * max(self._seconds, default=0)
+        return 2 * self._rows[-1] if self._rows else 0
 
     def learn(self, rows: int, seconds: float) -> None:
         """Add a measurement; the newest counts for a fifth."""
         known = self._seconds.get(rows, seconds)
         self._seconds[rows] = known + 0.2 * (seconds - known)
+        self._rows = sorted(self._seconds)
+        self._rising = list(accumulate((self._seconds[each] for each in self._rows), max))
 
     def __call__(self, rows: int) -> float:
         """Return the seconds of a step with `rows` rows, in any unit if none was measured.
 
         Beyond what was measured, it is a guess that invites a try.
         """
-        known = sorted(self._seconds)
-        if not known:
+        if not self._rows:
             return 1 + UNKNOWN_SLOPE * rows
-        index = bisect_left(known, rows)
-        if index == len(known) or index == 0:  # beyond what was measured
-            nearest = known[max(index - 1, 0)]
-            return self._seconds[nearest] * (1 + UNKNOWN_SLOPE * (rows - nearest) / nearest)
-        low, high = known[index - 1], known[index]
+        index = bisect_left(self._rows, rows)
+        if index == len(self._rows) or index == 0:  # beyond what was measured
+            index = max(index - 1, 0)
+            nearest = self._rows[index]
+            return self._rising[index] * (1 + UNKNOWN_SLOPE * (rows - nearest) / nearest)
+        low, high = self._rows[index - 1], self._rows[index]
         part = (rows - low) / (high - low)
-        return (1 - part) * self._seconds[low] + part * self._seconds[high]
+        return (1 - part) * self._rising[index - 1] + part * self._rising[index]
 
 
 class MeasuredPace:
@@ -126,7 +132,7 @@ class MeasuredPace:
             reverse=True,
         )
         expected, best = float(len(decoding)), 0
-        fastest = expected / self.times(len(decoding)) if decoding else 0.0
+        fastest = WORTH * expected / self.times(len(decoding)) if decoding else 0.0
         for count, (chance, _) in enumerate(chances, 1):
             if len(decoding) + count > self.times.most_rows:
                 break

@@ -211,7 +211,7 @@ def machine_map() -> Figure:
     axes.axis("off")
     ratio = shared.bandwidth / memory.bandwidth
     title(
-        axes, f"A100 SXM 80 GB: shared memory gives {ratio:.0f} times the bytes per second of HBM"
+        axes, f"A100 with 80 GB: shared memory gives {ratio:.0f} times the bytes per second of HBM"
     )
     return made
 

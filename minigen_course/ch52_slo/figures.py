@@ -324,7 +324,7 @@ def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int
         )
         shares[name] = 1 - float(np.mean(ordered <= wait)) ** requests
     left.axvline(wait, color=INK, linestyle="--", linewidth=1)
-    left.set(xlabel="seconds", xscale="log", ylim=(0, 1.02), ylabel="share at or below")
+    left.set(xlabel="seconds", xscale="log", ylim=(0, 1.12), ylabel="share at or below")
     left.set_xticks(TICKS_SECONDS, [f"{each:g}" for each in TICKS_SECONDS])
     left.xaxis.set_minor_locator(NullLocator())
     left.legend(frameon=False, labelcolor=INK, loc="lower right")

@@ -89,7 +89,9 @@ class Vitals:
         spans = [after - before for before, after in pairwise(times)]
         served = sum(each.running * span for each, span in zip(run.moments, spans, strict=True))
         counters, lost = run.readings.counters, list[int]()
-        timeline = Timeline(on_preempted=lambda _, event: lost.append(event.counts["computed"]))
+        timeline = Timeline(
+            times_only=True, on_preempted=lambda _, event: lost.append(event.counts["computed"])
+        )
         timeline.replay(run.events)
         answered = [each for each in outcomes if each.error is None]
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import cycle, islice
 from typing import Any, Protocol, runtime_checkable
@@ -41,6 +41,7 @@ from minigen_course.lab.inspect_model import manager_of
 MakeScheduler = Callable[[BlockManager, int, int], Scheduler]
 CARD = Card()
 TICK = 1e-3  # seconds that pass in a step without a batch
+ANY_TOKEN = SampledToken(1)
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Run:
         """Output tokens per second."""
         return sum(len(each) for each in self.outputs) / self.seconds
 
-    @property
+    @cached_property
     def readings(self) -> Readings:
         """The server's metrics after these events."""
         metrics = Metrics("simulated", lambda: 0.0)
@@ -221,9 +222,10 @@ class StepCost(Protocol):
 
 @dataclass
 class Clock:
-    """A simulated clock: the time `now`, in seconds."""
+    """A simulated clock: the time `now`, in seconds, and the tokens computed up to it."""
 
     now: float = 0.0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -238,8 +240,9 @@ class ClockedRunner:
     step_cost: StepCost
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
-        """Advance the clock by the step's time, and return the runner's logits."""
+        """Advance the clock by the step's time and tokens, and return the runner's logits."""
         self.clock.now += self.step_cost.seconds(chunks)
+        self.clock.num_tokens += sum(chunk.num_tokens for chunk in chunks)
         if self.runner is None:
             return torch.zeros(len(samples_of(chunks)), 1)
         return self.runner.logits(chunks)
@@ -317,7 +320,6 @@ def _drive(
     coming = [(ask.at, number) for number, ask in enumerate(asks)]
     heapify(coming)
     started, num_blocks = 0.0, manager.num_available  # of an idle engine
-    timeline = Timeline()
 
     def record(event: Event) -> None:
         """Keep an event; its time and its durations become those of the simulated clock."""
@@ -340,7 +342,7 @@ def _drive(
             heappush(coming, (another.at, len(asks)))
             asks.append(another)
 
-    with engine.trace.subscribed(record), engine.trace.subscribed(timeline):
+    with engine.trace.subscribed(record):
         while coming or engine.has_work():
             if not engine.has_work():
                 clock.now = max(clock.now, coming[0][0])
@@ -355,7 +357,7 @@ def _drive(
                 engine.add(sequences[number])
             if not engine.has_work():
                 continue
-            started, num_before = clock.now, timeline.work.tokens_computed
+            started, num_before = clock.now, clock.num_tokens
             progress = engine.step()
             clock.now += TICK if clock.now == started else 0.0
             for sequence, _ in progress:
@@ -363,9 +365,9 @@ def _drive(
                 times[number].append(clock.now)
                 if sequence.finish_reason is not None:
                     conclude(number)
-            computed = timeline.work.tokens_computed - num_before
             running = len(manager.rows)
             kv_used = 1 - manager.num_available / num_blocks
+            computed = clock.num_tokens - num_before
             gauges = (running, len(engine.live) - running, kv_used, computed)
             moments.append(Moment(clock.now, *gauges))
     numbers = range(len(asks))
@@ -399,4 +401,4 @@ def _number(sequence_id: int) -> int:
 
 
 def _any_token(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-    return [SampledToken(1) for _ in sequences]
+    return [ANY_TOKEN] * len(sequences)
