@@ -841,7 +841,7 @@ print(f"a chain's mask is the causal one: {np.array_equal(chain, np.tri(4, dtype
 # Each opens after your own has passed. In the engine, the first two are
 # [`NgramIndex`](../minigen/speculative/ngram.py) and [`num_matching`](../minigen/sequence.py). The scheduler's
 # [`commit`](../minigen/engine/scheduler.py) keeps what matches, and
-# [`Speculator`](../minigen/speculative/speculator.py) asks for drafts and learns from them. The whole of it is a few
+# [`Speculator`](../minigen/speculative/speculator.py) asks for drafts and learns from them. The whole of it is several
 # hundred lines, because three promises were kept before: equal bits in any batch, a random number per place,
 # and a block table that knows what is computed. On the command line it is the knob of this chapter's card:
 # `minigen serve --speculative-config '{"method": "ngram"}'`.
