@@ -1025,7 +1025,7 @@ verdicts(
 # - A lenient rule of acceptance is fast and wrong, and with prompt lookup it makes the text run in circles.
 # - Sample and match draws the model's own token at each place, by the place's own random number. Then the
 #   text is the same with any proposer, at any temperature, and a test of equality proves it.
-# - The classical rule accepts with $\min(1, p/q)$ and draws from the rest otherwise: the distribution is
+# - The classical rule accepts with the probability $p/q$ (at most 1), else it draws from the rest: the distribution is
 #   right, which a sum proves, and a chi-square checks in code.
 # - $k$ drafts give $(1 - a^{k+1})/(1 - a)$ tokens per step on average. Divided by the step's cost that is the
 #   gain, and a small $k$ is best unless the drafts are very good.
