@@ -108,7 +108,7 @@ class Speculator(Protocol):
     def learn(
         self,
         drafted: Mapping[Sequence, SequenceOf[int]],
-        progress: Iterable[tuple[Sequence, SampledToken]],
+        progress: SequenceOf[tuple[Sequence, SampledToken]],
         num_rows: int,
         num_tokens: int,
     ) -> dict[Sequence, int]:

@@ -237,7 +237,7 @@ print(my_accepted([5, 6, 7], [5, 6, 7, 8]), my_accepted([5, 6, 7], [5, 9, 7, 8])
 # index, so that it does not search the whole text at every step. Your function then drafts for the engine:
 # `LLM.load(proposer=...)` takes any object with the methods `propose` and `end`, and `TextProposer` makes
 # one of a function. (For a proposer of the package it is `speculative_config={"method": "ngram"}`.) A wrong
-# costs time, but never changes a text, so the worst that your proposer can do is to be slow.
+# draft costs time, but never changes a text, so the worst that your proposer can do is to be slow.
 
 # %%
 task(36, "ngram_drafts")
@@ -939,7 +939,8 @@ if gains is None:
 else:
     picture(
         draw.stored_gains(gains),
-        "The stored benchmark: how many times as fast decoding is with each proposer, by the batch.",
+        "The stored benchmark: how many times as fast decoding is with prompt lookup, by the batch: with "
+        "always four drafts, and with as many as pay. A control does not repeat its prompt.",
         number="36.10",
     )
 

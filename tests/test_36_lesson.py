@@ -177,18 +177,25 @@ def test_a_sequence_to_look_at_has_the_tokens() -> None:
 
 
 def test_stored_gains_are_read_by_form_load_way_and_batch(tmp_path: Path) -> None:
-    way = {"ratio": 2.5, "ratios": [2.4, 2.6], "accepted of drafted": 0.7}
+    way = {"ratio": 2.5, "ratios": [2.4, 2.6], "right of tested": 0.7}
     results = {
         "environment": {"cpu": "any"},
         "tokens": 128,
         "turns": 5,
         "load average": [0.1, 0.2],
-        "bfloat16, copying, batch 1": {"tokens a second without": 90.0, "ngram": way},
-        "bfloat16, copying, batch 16": {
-            "tokens a second without": 500.0,
-            "ngram": way | {"ratio": 1.1},
-            "always wrong": way | {"ratio": 0.9, "accepted of drafted": None},
+        "bfloat16": {
+            "gains": {"copying": {"ngram": way}},
+            "batches": {
+                "copying, batch 1": {"tokens a second without": 90.0, "always four": way},
+                "copying, batch 16": {
+                    "tokens a second without": 500.0,
+                    "always four": way | {"ratio": 1.1},
+                    "as many as pay": way | {"ratio": 1.2},
+                },
+                "copying, first batch that loses": None,
+            },
         },
+        "auto": {"batches": {}},
     }
     path = tmp_path / "36_speculative.json"
     assert lesson.stored_gains(path) is None
@@ -196,8 +203,8 @@ def test_stored_gains_are_read_by_form_load_way_and_batch(tmp_path: Path) -> Non
     found = lesson.stored_gains(path)
     assert found is not None
     assert found.ratios == {
-        ("bfloat16", "copying"): {"ngram": {1: 2.5, 16: 1.1}, "always wrong": {16: 0.9}}
+        ("bfloat16", "copying"): {"always four": {1: 2.5, 16: 1.1}, "as many as pay": {16: 1.2}}
     }
-    assert found.at("bfloat16", "copying", "ngram", 16) == 1.1
-    assert found.at("bfloat16", "copying", "suffix", 16) is None
-    assert found.at("int4", "copying", "ngram", 1) is None
+    assert found.at("bfloat16", "copying", "always four", 16) == 1.1
+    assert found.at("bfloat16", "copying", "as many as pay", 1) is None
+    assert found.at("auto", "copying", "always four", 1) is None

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minigen import LLM, SamplingParams
 from minigen.engine.dispatcher import SharedSteps
@@ -25,7 +27,7 @@ from minigen.server.app import create_service
 from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
 from minigen.server.models import ModelHost
 from minigen.speculative.ngram import NgramIndex, NgramProposer
-from minigen.speculative.pace import MeasuredPace, StepTimes
+from minigen.speculative.pace import MeasuredPace, StepTimes, rising
 from minigen.speculative.suffix import SuffixProposer
 from minigen.trace.events import EventKind
 from tests.serving import is_empty, load_tiny, serving
@@ -470,16 +472,29 @@ def test_times_between_measured_ones_lie_on_a_line() -> None:
     assert times(3) > times(2) > 1.0
     times.learn(5, 3.0)
     assert times(3) == pytest.approx(2.0)
-    times.learn(5, 8.0)  # the newest counts for a fifth
+    for _ in range(4):
+        times.learn(5, 3.0)
+    times.learn(5, 8.0)  # the newest of many counts for a fifth
     assert times(5) == pytest.approx(4.0)
 
 
 def test_more_rows_never_take_less_time_by_noise() -> None:
     times = StepTimes()
-    times.learn(1, 2.0)
-    times.learn(3, 1.0)
-    times.learn(9, 3.0)
-    assert [times(rows) for rows in (1, 2, 3, 9)] == [2.0, 2.0, 2.0, 3.0]
+    for rows, seconds in {1: 1.0, 2: 9.0, 3: 1.5, 4: 1.5, 9: 6.0}.items():
+        times.learn(rows, seconds)
+    assert [times(rows) for rows in (1, 2, 3, 4, 9)] == [1.0, 4.0, 4.0, 4.0, 6.0]
+    for _ in range(4):  # one slow step is outvoted
+        times.learn(3, 1.5)
+    assert times(3) == pytest.approx((9.0 + 5 * 1.5 + 1.5) / 7)
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 5)), max_size=9))
+def test_times_rise_and_keep_their_sum(measured: list[tuple[float, int]]) -> None:
+    found = rising(measured)
+    assert found == sorted(found)
+    weights = [weight for _, weight in measured]
+    kept = sum(value * weight for value, weight in zip(found, weights, strict=True))
+    assert kept == pytest.approx(sum(value * weight for value, weight in measured))
 
 
 def paced(
@@ -497,8 +512,8 @@ def paced(
         counts = pace.choose(sequences, 8)
         rows = batch + sum(counts)
         seconds = 1 + cost * (rows - 1)
-        pace.learn_time(rows, seconds * (3 if done[0] < slow else 1))
         spent += seconds
+        shown, before = seconds * (3 if done[0] < slow else 1), sum(done)
         for index, count in enumerate(counts):
             right = 0
             while right < count and rng.random() < share:
@@ -506,6 +521,7 @@ def paced(
             drafted += count
             done[index] += right + 1
             pace.learn_right(sequences[index], count, right, right + 1)
+        pace.learn_step(batch, rows, sum(done) - before, shown)
     return spent, drafted
 
 
@@ -516,9 +532,11 @@ def test_drafts_that_are_right_are_asked_for() -> None:
 
 @pytest.mark.parametrize("slow", [0, 3, 15, 40])
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
-def test_drafts_that_fail_cost_at_most_three_percent(cost: float, slow: int) -> None:
-    spent, drafted = paced(share=0.0, cost=cost, slow=slow)
-    assert 512 < spent <= 1.03 * 512
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_drafts_that_fail_cost_at_most_three_percent(batch: int, cost: float, slow: int) -> None:
+    spent, drafted = paced(share=0.0, cost=cost, batch=batch, slow=slow)
+    without = 512 * (1 + cost * (batch - 1))
+    assert without < spent <= 1.03 * without
     assert drafted > 0  # it did try
 
 

@@ -6,9 +6,9 @@ second rises. In a large batch, whose steps are long already, that is soon none.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 from minigen.sequence import Sequence
@@ -16,9 +16,12 @@ from minigen.sequence import Sequence
 UNKNOWN_SLOPE = 0.05  # of a step's time for each further row, until it is measured
 FIRST_SHARE, FIRST_WEIGHT = 0.5, 2.0  # what is assumed of a proposer that was not tried yet
 WORTH = 1.05  # the least expected gain for which drafts are asked: times are measured with noise
+MOST_TIMES = 5  # the newest measurement of a time counts for a fifth, once there are five
 FORGET = 0.9  # the weight of what was known, after each further step with drafts
 FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens until drafts that did not pay are tried again
 TRIED = 2  # drafts of such a try
+MAY_LOSE = 0.02  # of the time of steps without drafts, and of such steps:
+FIRST_LOST, MOST_LOST = 2.0, 3.0  # at first, and at most at once
 
 
 class Pace(Protocol):
@@ -30,8 +33,8 @@ class Pace(Protocol):
     def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
         """Take note of how many drafts were right, in a step that gave `tokens` tokens."""
 
-    def learn_time(self, rows: int, seconds: float) -> None:
-        """Take note of the time of a step of decodes with `rows` rows."""
+    def learn_step(self, sequences: int, rows: int, tokens: int, seconds: float) -> None:
+        """Take note of a step of these decodes: its rows with drafts, its tokens and its time."""
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, which has ended."""
@@ -47,7 +50,7 @@ class FixedPace:
     def learn_right(self, sequence: Sequence, drafted: int, right: int, tokens: int) -> None:
         """Do nothing."""
 
-    def learn_time(self, rows: int, seconds: float) -> None:
+    def learn_step(self, sequences: int, rows: int, tokens: int, seconds: float) -> None:
         """Do nothing."""
 
     def end(self, sequence: Sequence) -> None:
@@ -73,12 +76,16 @@ class Record:
 
 
 class StepTimes:
-    """The time of a step of decodes by its number of rows: measured, or between measured ones."""
+    """The time of a step of decodes by its number of rows: measured, or between measured ones.
+
+    More rows never take less time, so where measurements say so it is noise, and they are averaged
+    (isotonic regression by pooling adjacent violators, Ayer et al. 1955).
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._measured: dict[int, tuple[float, int]] = {}  # seconds, and how many times, at most 5
         self._rows: list[int] = []  # those that were measured, ascending
-        self._rising: list[float] = []  # their seconds: no fewer for more rows, which is noise
+        self._rising: list[float] = []  # their seconds, averaged
 
     @property
     def most_rows(self) -> int:
@@ -86,11 +93,12 @@ class StepTimes:
         return 2 * self._rows[-1] if self._rows else 0
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Add a measurement; the newest counts for a fifth."""
-        known = self._seconds.get(rows, seconds)
-        self._seconds[rows] = known + 0.2 * (seconds - known)
-        self._rows = sorted(self._seconds)
-        self._rising = list(accumulate((self._seconds[each] for each in self._rows), max))
+        """Add a measurement; the newest counts for a fifth, or as much as each one before it."""
+        known, times = self._measured.get(rows, (0.0, 0))
+        times = min(times + 1, MOST_TIMES)
+        self._measured[rows] = (known + (seconds - known) / times, times)
+        self._rows = sorted(self._measured)
+        self._rising = rising([self._measured[each] for each in self._rows])
 
     def __call__(self, rows: int) -> float:
         """Return the seconds of a step with `rows` rows, in any unit if none was measured.
@@ -109,19 +117,40 @@ class StepTimes:
         return (1 - part) * self._rising[index - 1] + part * self._rising[index]
 
 
+def rising(measured: Iterable[tuple[float, int]]) -> list[float]:
+    """Return the values, each with its weight, with averages in place of runs that fall.
+
+    >>> rising([(1.0, 1), (4.0, 1), (2.0, 3), (5.0, 1)])
+    [1.0, 2.5, 2.5, 5.0]
+    """
+    pools: list[tuple[float, int, int]] = []  # value, weight, and how many values it stands for
+    for value, weight in measured:
+        count = 1
+        while pools and pools[-1][0] > value:
+            before, of_before, more = pools.pop()
+            value = (before * of_before + value * weight) / (of_before + weight)
+            weight, count = weight + of_before, count + more
+        pools.append((value, weight, count))
+    return [value for value, _, count in pools for _ in range(count)]
+
+
 class MeasuredPace:
     """Asks for as many drafts as pay, by each sequence's record and the measured times of steps.
 
-    Where none pay, it tries two again after 16 tokens, and after twice as many each time.
+    Where none pay, it tries two again after 16 tokens, and after twice as many each time. While
+    drafts have lost more than 2 percent of the time of steps without them, it asks for none.
     """
 
     def __init__(self) -> None:
         self.times = StepTimes()
         self._records: dict[Sequence, Record] = {}
         self._all = Record(FIRST_SHARE * FIRST_WEIGHT, FIRST_WEIGHT)
+        self._allowance = FIRST_LOST  # how much more drafts may lose, in steps without drafts
 
     def choose(self, decoding: SequenceOf[Sequence], most: int) -> list[int]:
         """Return how many drafts to ask for, by the largest expected number of tokens a second."""
+        if self._allowance <= 0:
+            return [0] * len(decoding)
         records = [self._record(each) for each in decoding]
         chances = sorted(
             (
@@ -161,9 +190,11 @@ class MeasuredPace:
         record.since = 0
         record.wait = FIRST_WAIT if right else min(2 * record.wait, LONGEST_WAIT)
 
-    def learn_time(self, rows: int, seconds: float) -> None:
-        """Add a measurement."""
+    def learn_step(self, sequences: int, rows: int, tokens: int, seconds: float) -> None:
+        """Add a measurement, and what the step lost or gained to the allowance."""
         self.times.learn(rows, seconds)
+        gain = tokens / sequences - self.times(rows) / self.times(sequences)
+        self._allowance = min(self._allowance + MAY_LOSE + gain, MOST_LOST)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence."""

@@ -67,7 +67,7 @@ class Speculator:
     def learn(
         self,
         drafted: Mapping[Sequence, SequenceOf[int]],
-        progress: Iterable[tuple[Sequence, SampledToken]],
+        progress: SequenceOf[tuple[Sequence, SampledToken]],
         num_rows: int,
         num_tokens: int,
     ) -> dict[Sequence, int]:
@@ -76,7 +76,9 @@ class Speculator:
         The step had `num_rows` rows of logits and computed `num_tokens` tokens.
         """
         if num_rows == num_tokens:  # no prompts
-            self.pace.learn_time(num_rows, time.perf_counter() - self._started)
+            seconds = time.perf_counter() - self._started
+            num_sequences = num_rows - sum(map(len, drafted.values()))
+            self.pace.learn_step(num_sequences, num_rows, len(progress), seconds)
         appended: dict[Sequence, list[int]] = {}
         for sequence, token in progress:
             appended.setdefault(sequence, []).append(token.token_id)

@@ -413,15 +413,14 @@ def stored_gains(path: Path = RESULTS / "36_speculative.json") -> Stored | None:
     if not path.exists():
         return None
     ratios: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for name, found in json.loads(path.read_text(encoding="utf-8")).items():
-        parts = name.split(", ")
-        if len(parts) != 3 or not isinstance(found, dict):
-            continue  # what the machine was
-        form, load, batch = parts[0], parts[1], int(parts[2].removeprefix("batch "))
-        for way, each in found.items():
-            if isinstance(each, dict):
-                by_batch = ratios.setdefault((form, load), {}).setdefault(way, {})
-                by_batch[batch] = each["ratio"]
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    for form in ("bfloat16", "auto"):
+        for name, found in stored[form]["batches"].items():
+            load, _, batch = name.partition(", batch ")
+            for way, each in found.items() if batch else ():
+                if isinstance(each, dict):
+                    by_batch = ratios.setdefault((form, load), {}).setdefault(way, {})
+                    by_batch[int(batch)] = each["ratio"]
     return Stored(ratios)
 
 
