@@ -20,8 +20,8 @@ MOST_TIMES = 5  # the newest measurement of a time counts for a fifth, once ther
 FORGET = 0.9  # the weight of what was known, after each further step with drafts
 FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens until drafts that did not pay are tried again
 TRIED = 2  # drafts of such a try
-MAY_LOSE = 0.02  # of the time of steps without drafts, and of such steps:
-FIRST_LOST, MOST_LOST = 2.0, 3.0  # at first, and at most at once
+MAY_LOSE = 0.015  # of the time of steps without drafts, and of such steps:
+FIRST_LOST, MOST_LOST = 1.5, 2.0  # at first, and at most at once
 
 
 class Pace(Protocol):
@@ -138,7 +138,7 @@ class MeasuredPace:
     """Asks for as many drafts as pay, by each sequence's record and the measured times of steps.
 
     Where none pay, it tries two again after 16 tokens, and after twice as many each time. While
-    drafts have lost more than 2 percent of the time of steps without them, it asks for none.
+    drafts have lost more than 1.5 percent of the time of steps without them, it asks for none.
     """
 
     def __init__(self) -> None:
