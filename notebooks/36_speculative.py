@@ -367,10 +367,8 @@ replay(
 )
 tokens_a_step = lesson.mean(len(each.tokens) for each in steps_seen)
 print(mark(tokens_a_step, "tokens per step"))
-wanted = lesson.renamed(lesson.records(5))
-print(
-    f"the text is that of the edited list: ⟨{plain.tokenizer.decode(edited.token_ids) in wanted}⟩"
-)
+as_wanted = plain.tokenizer.decode(edited.token_ids) in lesson.renamed(lesson.records(5))
+print(f"the text is that of the edited list: ⟨{as_wanted}⟩")
 
 # %% [markdown]
 # ## The classical rule
@@ -807,9 +805,9 @@ guess_batch.compare(speed["wrong, always 8", 12], measured=True)
 # the measured times so that they rise with the rows. It counts which share of each sequence's drafts was right,
 # considers drafts in the order of their chances, and takes the number that gives the most expected tokens per
 # second: the rule of your `best_count`, for a whole batch. It asks for drafts only if the expected gain is at
-# least 5 %. If it is less, it tries two drafts after 16 tokens; each step without a right draft doubles this
-# wait, up to 256 tokens. And drafts have an allowance: once they have lost 2 % of the time, and two steps more,
-# it asks for none. So a proposer that is always wrong costs little.
+# least 5 %. If it is less, it tries two drafts after 16 tokens, and each step without a right draft doubles this
+# wait, up to 256 tokens. Drafts may lose 2 % of the time, and two steps at the beginning. While they have lost
+# more, it asks for none. So a proposer that is always wrong costs little.
 #
 # ## Trees
 #
@@ -823,10 +821,11 @@ guess_batch.compare(speed["wrong, always 8", 12], measured=True)
 # Trees come with proposers that have several ideas. **[Medusa](https://arxiv.org/abs/2401.10774)** trains a few
 # small heads on the model's last hidden state: head $i$ guesses the token $i$ places after the model's own next
 # one. They guess at once and independently of one another (which [Hydra](https://arxiv.org/abs/2402.05109)
-# changes), and their best combinations form the tree. **[EAGLE](https://arxiv.org/abs/2401.15077)** continues the
-# model's *hidden states*, which are easier to predict than tokens, and feeds each drawn token back, since the
-# state after it depends on the draw. [EAGLE-2](https://arxiv.org/abs/2406.16858) grows the tree where the drafts
-# are confident. [EAGLE-3](https://arxiv.org/abs/2503.01840) reads several layers of the model.
+# changes), and their best combinations form the tree. **[EAGLE](https://arxiv.org/abs/2401.15077)** trains one
+# small layer that continues the model's *hidden states*, which are easier to predict than tokens. It feeds each
+# drawn token back, since the state after it depends on the draw. [EAGLE-2](https://arxiv.org/abs/2406.16858)
+# grows the tree where the drafts are confident. [EAGLE-3](https://arxiv.org/abs/2503.01840) reads several layers
+# of the model.
 # **Multi-token prediction** ([DeepSeek-V3](https://arxiv.org/abs/2412.19437)) trains such a layer together with the
 # model. minigen verifies one line of drafts per sequence and no trees.
 #
@@ -1013,7 +1012,7 @@ verdicts(
         holds(min(same_start[5], same_start[50]) == 80),
         "a lenient rule changes the distribution, and with prompt lookup it makes texts repeat themselves; "
         "Medusa's *typical acceptance* is such a rule, so a part of its gain is not lossless",
-        "[Medusa](https://arxiv.org/abs/2401.10774)",
+        "[Medusa](https://github.com/FasterDecoding/Medusa)",
         measured=True,
     ),
     Claim(
