@@ -115,7 +115,7 @@ def test_an_engine_with_drafts_gives_the_same_texts_as_by_load(
     by_load = LLM.load(
         tiny_directory, weights="float32", block_size=4, num_blocks=64, speculative_config=config
     )
-    engines = {
+    engines: dict[str, lesson.Generates] = {
         "plain": llm,
         "drafts": lesson.Drafted(llm, NgramProposer(2, 4), 4, adaptive),
         "by load": by_load,
