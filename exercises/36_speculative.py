@@ -51,7 +51,7 @@ from minigen_course import check, using
 #
 # *Warm-up, 5 points, about 15 minutes.*
 #
-# Propose drafts by prompt lookup. Take the last `longest` tokens of the text and look for the same tokens earlier in it; if they never occurred, try one token less, and so on, down to `shortest`. Of several earlier occurrences the latest one counts, and it must have at least one token behind it, but it may overlap with the end. Return `count` tokens from behind it. If the text ends before that, go on from the same place again: after `[7, 8, 7, 8]`, five drafts are `[7, 8, 7, 8, 7]`. Return an empty list if there is no occurrence.
+# Propose drafts by prompt lookup. Take the last `longest` tokens of the text and look for the same tokens earlier in it; if they never occurred, try one token less, and so on, down to `shortest`. Of several earlier occurrences the latest one counts, and it must have at least one token behind it, but it may overlap with the end. Return `count` tokens from behind it. If the text ends before that, go on from the same place again: after `[7, 8, 7, 8]`, five drafts are `[7, 8, 7, 8, 7]`. Return an empty list if there is no occurrence. `longest` may be more than the text has, and an empty text gives no drafts.
 
 # %%
 # exercise: minigen_course.ch36_speculative.reference.ngram_drafts
@@ -126,7 +126,7 @@ print(mine([5, 6, 7], [5, 6, 7, 8]), mine([5, 6, 7], [5, 9, 7, 8]), mine([5, 6, 
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write the classical rule at one place. The token `drafted` was drawn from the drafter's probabilities q (`draft`), and the result must be distributed as the model's probabilities p (`target`). Accept the drafted token if `accept_draw` is below min(1, p / q) of that token. Otherwise draw a token from max(0, p - q), divided by its sum: the first one at which the cumulated probability exceeds `redraw`. Both draws are uniform in [0, 1), so that 1 - 2^-53 is the largest. q may be 0 where p is not, and p and q may be equal.
+# Write the classical rule at one place. The token `drafted` was drawn from the drafter's probabilities q (`draft`), and the result must be distributed as the model's probabilities p (`target`). Accept the drafted token if `accept_draw` is below min(1, p / q) of that token. Otherwise draw a token from max(0, p - q), divided by its sum: the first one at which the cumulated probability exceeds `redraw`. Both draws are uniform in [0, 1), so that 1 - 2^-53 is the largest. q may be 0 where p is not, and p and q may be equal. Rounding may keep the sum below 1; the last token with a chance is returned even then.
 
 # %%
 # exercise: minigen_course.ch36_speculative.reference.accept_or_redraw

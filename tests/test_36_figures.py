@@ -78,6 +78,12 @@ def test_the_explored_gain_says_its_rows() -> None:
     png(made)
 
 
+def test_both_panels_of_the_explored_gain_are_whole() -> None:
+    made = figures.explored_gain(COSTS, 1.0, 15, 32)
+    highest = max(np.max(line.get_ydata()) for axes in made.axes for line in axes.lines)
+    assert highest < made.axes[1].get_ylim()[1]
+
+
 def test_break_even_is_where_tokens_equal_the_cost() -> None:
     needed = figures._break_even(4, 3.0)
     assert sum(needed**place for place in range(5)) == pytest.approx(3.0)

@@ -32,7 +32,8 @@ def owned(llm: LLM) -> int:
 def test_loads_are_the_same_every_time_and_differ_by_seed() -> None:
     for make in (lesson.editing, lesson.copying, lesson.story):
         assert make(1) == make(1) != make(2)
-    assert lesson.editing(1).count('"mass"') > lesson.records(1).count('"weight"')
+    assert lesson.editing(1).count('"number"') > lesson.records(1).count('"id"') == 5
+    assert lesson.renamed(lesson.records(1)).startswith(lesson.editing(1).splitlines()[-1])
     assert lesson.copying(1).count(lesson.records(1, 3)) == 2
 
 
@@ -114,7 +115,7 @@ def test_an_engine_with_drafts_gives_the_same_texts_as_by_load(
     by_load = LLM.load(
         tiny_directory, weights="float32", block_size=4, num_blocks=64, speculative_config=config
     )
-    engines = {
+    engines: dict[str, lesson.Generates] = {
         "plain": llm,
         "drafts": lesson.Drafted(llm, NgramProposer(2, 4), 4, adaptive),
         "by load": by_load,

@@ -5,7 +5,8 @@ probabilities q (`draft`), and the result must be distributed as the model's pro
 (`target`). Accept the drafted token if `accept_draw` is below min(1, p / q) of that token.
 Otherwise draw a token from max(0, p - q), divided by its sum: the first one at which the
 cumulated probability exceeds `redraw`. Both draws are uniform in [0, 1), so that 1 - 2^-53 is
-the largest. q may be 0 where p is not, and p and q may be equal.
+the largest. q may be 0 where p is not, and p and q may be equal. Rounding may keep the sum
+below 1; the last token with a chance is returned even then.
 
 Check it:     minigen check exercises/36_speculative/accept_or_redraw.py
 With a hint:  minigen check exercises/36_speculative/accept_or_redraw.py --hint 1

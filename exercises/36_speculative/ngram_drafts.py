@@ -5,7 +5,8 @@ same tokens earlier in it; if they never occurred, try one token less, and so on
 `shortest`. Of several earlier occurrences the latest one counts, and it must have at least one
 token behind it, but it may overlap with the end. Return `count` tokens from behind it. If the
 text ends before that, go on from the same place again: after `[7, 8, 7, 8]`, five drafts are
-`[7, 8, 7, 8, 7]`. Return an empty list if there is no occurrence.
+`[7, 8, 7, 8, 7]`. Return an empty list if there is no occurrence. `longest` may be more than
+the text has, and an empty text gives no drafts.
 
 Check it:     minigen check exercises/36_speculative/ngram_drafts.py
 With a hint:  minigen check exercises/36_speculative/ngram_drafts.py --hint 1

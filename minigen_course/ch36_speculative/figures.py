@@ -49,7 +49,7 @@ def step_costs(by_name: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set(xlabel="rows of the step", ylabel="time, of a step with one row")
     axes.set(xlim=(0.8, longest + 0.2), ylim=(0, longest))
     axes.legend(frameon=False, labelcolor=INK)
-    title(axes, "A step over a few rows takes hardly longer than a step over one")
+    title(axes, "Further rows of a step cost less than further steps")
     return made
 
 
@@ -208,12 +208,13 @@ def explored_gain(
     left.plot(count, chosen, "D", color=ORANGE, label=f"chosen: {count} drafts")
     left.set(xlabel=f"drafts per step, in a batch of {batch}", ylabel="predicted gain")
     batches = np.arange(1, 33)
-    right.plot(batches, [gain(acceptance, count, costs, int(each)) for each in batches], color=BLUE)
+    by_batch = [gain(acceptance, count, costs, int(each)) for each in batches]
+    right.plot(batches, by_batch, color=BLUE)
     right.plot(batch, chosen, "D", color=ORANGE)
     right.set(xlabel=f"batch, with {count} drafts each")
     for axes in (left, right):
         axes.axhline(1, color=QUIET, linewidth=1, linestyle="--")
-    left.set_ylim(0, max(3.0, 1.1 * max(gains)))
+    left.set_ylim(0, max(3.0, 1.1 * max(*gains, *by_batch)))
     left.legend(frameon=False, labelcolor=INK)
     rows = batch * (count + 1)
     relative = cost_of(costs, rows) / cost_of(costs, batch)
@@ -317,7 +318,7 @@ def rollback(
     )
     axes.set(xlim=(-3.4, num_slots + 0.2), ylim=(-0.15, 3.0))
     axes.axis("off")
-    title(axes, f"{num_drafts} drafts, {num_right} right: the mark of what is computed moves back")
+    title(axes, f"{num_drafts} drafts, {num_right} right: only what is right counts as computed")
     return made
 
 

@@ -38,21 +38,25 @@ QUARTER = 0.25  # of the times of a step: the quartile that a busy machine distu
 
 
 def records(seed: int, count: int = 5) -> str:
-    """Return a list of records, as a program would print it."""
+    """Return a list of records, at most nine, as a program would print it."""
     rng = random.Random(seed)
     return "\n".join(
-        f'{{"id": {number}, "name": "{rng.choice(NAMES)}", "weight": {rng.randint(10, 99)}}},'
-        for number in range(1, count + 1)
+        f'{{"id": {number}, "name": "{name}", "weight": {rng.randint(10, 99)}}},'
+        for number, name in enumerate(rng.sample(NAMES, count), 1)
     )
 
 
+def renamed(text: str) -> str:
+    """Return a list of records with "number" for "id"."""
+    return text.replace('"id"', '"number"')
+
+
 def editing(seed: int) -> str:
-    """Return a text, an edited other one as an example, and the start of this text's edit."""
+    """Return a text, an edited other one as an example, and the first line of this text's edit."""
     text, other = records(seed), records(seed + 1000)
-    change = '\n\nThe same list with "mass" for "weight":\n\n'
-    edited = other.replace('"weight"', '"mass"')
-    start = text.replace('"weight"', '"mass"')[:48]
-    return f"{other}{change}{edited}\n\n{text}{change}{start}"
+    change = '\n\nThe same list with "number" for "id":\n\n'
+    start = renamed(text).partition("\n")[0]
+    return f"{other}{change}{renamed(other)}\n\n{text}{change}{start}\n"
 
 
 def copying(seed: int) -> str:
