@@ -1,8 +1,8 @@
 """How many drafts pay in the next step: from the share that was right, and the time of steps.
 
 A step over more rows takes longer, and the place of a draft is only reached if all drafts before it
-are right. So drafts are added in the order of their chances while the expected number of tokens per
-second rises. In a large batch, whose steps are long already, that is soon none.
+are right. So drafts are considered in the order of their chances, and as many are asked for as give
+the most expected tokens per second. In a large batch, whose steps are long already, that is none.
 """
 
 from bisect import bisect_left
