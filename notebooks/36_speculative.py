@@ -806,7 +806,7 @@ guess_batch.compare(speed["wrong, always 8", 12], measured=True)
 # considers drafts in the order of their chances, and takes the number that gives the most expected tokens per
 # second: the rule of your `best_count`, for a whole batch. It asks for drafts only if the expected gain is at
 # least 5 %. If it is less, it tries two drafts after 16 tokens, and each step without a right draft doubles this
-# wait, up to 256 tokens. Drafts may lose 1.5 % of the time. While they have lost
+# wait, up to 256 tokens. Drafts may lose what they gained, and 1.5 % of the time. While they have lost
 # more, it asks for none. So a proposer that is always wrong costs little.
 #
 # ## Trees

@@ -530,6 +530,12 @@ def test_drafts_that_are_right_are_asked_for() -> None:
     assert 512 / spent > 3.0
 
 
+def test_a_run_of_bad_luck_does_not_end_drafts_that_pay() -> None:
+    spent, _ = paced(share=0.8, cost=0.36, tokens=4096)
+    best = max((1 - 0.8 ** (k + 1)) / (1 - 0.8) / (1 + 0.36 * k) for k in range(9))
+    assert 4096 / spent > 0.9 * best
+
+
 @pytest.mark.parametrize("slow", [0, 3, 15, 40])
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("batch", [1, 4, 16])

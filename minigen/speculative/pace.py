@@ -14,7 +14,7 @@ from typing import Protocol
 from minigen.sequence import Sequence
 
 UNKNOWN_SLOPE = 0.05  # of a step's time for each further row, until it is measured
-FIRST_SHARE, FIRST_WEIGHT = 0.5, 2.0  # what is assumed of a proposer that was not tried yet
+FIRST_SHARE, FIRST_WEIGHT = 0.5, 8.0  # what is assumed of a proposer that was not tried yet
 WORTH = 1.05  # the least expected gain for which drafts are asked: times are measured with noise
 MOST_TIMES = 5  # the newest measurement of a time counts for a fifth, once there are five
 FORGET = 0.9  # the weight of what was known, after each further step with drafts
@@ -22,6 +22,7 @@ FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens until drafts that did not pay are t
 TRIED = 2  # drafts of such a try
 MAY_LOSE = 0.015  # of the time of steps without drafts, and of such steps:
 FIRST_LOST, MOST_LOST = 1.5, 2.0  # at first, and at most at once
+MOST_KEPT = 16.0  # of what drafts have gained before
 
 
 class Pace(Protocol):
@@ -138,7 +139,7 @@ class MeasuredPace:
     """Asks for as many drafts as pay, by each sequence's record and the measured times of steps.
 
     Where none pay, it tries two again after 16 tokens, and after twice as many each time. While
-    drafts have lost more than 1.5 percent of the time of steps without them, it asks for none.
+    drafts have lost what they gained before, and 1.5 percent of the time, it asks for none.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,9 @@ class MeasuredPace:
         """Add a measurement, and what the step lost or gained to the allowance."""
         self.times.learn(rows, seconds)
         gain = tokens / sequences - self.times(rows) / self.times(sequences)
-        self._allowance = min(self._allowance + MAY_LOSE + gain, MOST_LOST)
+        if gain > 0 or self._allowance < MOST_LOST:
+            gain += MAY_LOSE
+        self._allowance = min(self._allowance + gain, MOST_KEPT)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence."""
