@@ -40,6 +40,7 @@ def lines() -> str:
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
             *_if_measured("34_sampling", sampling_lines),
+            *_if_measured("36_speculative", speculative_lines),
             *_if_measured("51_server", server_lines),
             *_if_measured("53_structured_output", form_lines),
         ]
@@ -107,6 +108,23 @@ def form_lines(measured: dict[str, Any]) -> list[str]:
         f"  {share['median']:.1%} of a step of one sequence (99th percentile "
         f"{share['p99']:.1%}), and steps without a grammar {unchanged:.2f} times",
         f"  what they took before ({_link('53_structured_output')}).",
+    ]
+
+
+def speculative_lines(measured: dict[str, Any]) -> list[str]:
+    """Return what speculation gains beside its prediction, and what failing drafts cost."""
+    edit = {form: measured[form]["gains"]["editing"]["ngram"] for form in ("bfloat16", "auto")}
+    wrong = measured["auto"]["bound"]["control, 512 tokens"]["always wrong"]["ratio"]
+    gained = [
+        f"{each['ratio']:.1f} times as fast in {form} ({each['predicted']['ratio']:.1f} predicted)"
+        for form, each in edit.items()
+    ]
+    return [
+        f"- An answer that edits its prompt, with prompt lookup: {gained[0]}",
+        f"  and {gained[1]},",
+        f"  with {edit['auto']['right of tested']:.0%} of the tested drafts right. If no draft is "
+        f"right, {wrong:.2f} times as fast",
+        f"  ({_link('36_speculative')}).",
     ]
 
 
