@@ -212,7 +212,7 @@ def gains(load: Loader, options: argparse.Namespace, stored_form: str) -> dict[s
 
 def batches(load: Loader, options: argparse.Namespace, _: str) -> dict[str, Any]:
     """Measure growing batches: where four drafts lose, and what a chosen number makes of it."""
-    llms = {WITHOUT: load(None), "always four": load(FOUR), "as many as pay": load(NGRAM)}
+    llms = {WITHOUT: load(None), "always four": load(FOUR), "adaptive": load(NGRAM)}
     found: dict[str, Any] = {}
     for name in ("copying", "control"):
         for batch in options.batches:

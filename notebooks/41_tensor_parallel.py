@@ -150,6 +150,8 @@ print(f"on an H100: {2e3 * big.multiplied / h100.bandwidth:.0f} ms, if the model
 print(f"{2 * big.parameters / 1e9:.0f} GB fitted into its {h100.memory / 1e9:.0f} GB")
 
 # %% [markdown]
+# (`multiplied` counts the weights that a step reads: all but the embedding's table, of which it reads one row.)
+#
 # Two devices hold twice as much. Whether they are also faster depends on the cut. Cut between layers,
 # each device waits for the one before: more memory, but a token takes as long as ever. That is
 # **pipeline parallelism**. Cut every layer *through*, and all devices read at the same time. That is
@@ -526,14 +528,14 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # also waits for a core, so its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
-# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4
-# MB. Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the
-# line: 1 would be on it. On the machine on which this chapter was written, 4 MB on two ranks took
-# clearly longer than the line says, because from 1 MB to 4 MB the bytes grow 4 times, and the time
-# *beyond the latency* grew more (the last line of each block). So no single pair of numbers fits all
-# sizes, and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit
-# less well into the processor's caches.) This chapter uses the line only for the messages of a decode
-# step. They have 2.3 kB and cost their latency, whatever the bandwidth is.
+# possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
+# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1
+# would be on it. On the machine on which this chapter was written, 4 MB on two ranks took clearly longer
+# than the line says, because from 1 MB to 4 MB the bytes grow 4 times, and the time *beyond the latency*
+# grew more (the last line of the first block). So on two ranks no single pair of numbers fits all sizes,
+# and for 4 MB the bandwidth was lower than the printed one. (A likely reason: larger tensors fit less well
+# into the processor's caches.) This chapter uses the line only for the messages of a decode step. They have
+# 2.3 kB and cost their latency, whatever the bandwidth is.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -656,8 +658,9 @@ def choose_all_reduce(
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
 picture(
     topology(),
-    "Two nodes. Inside a node, NVLink and its switch connect any two cards; PCIe leads to the host's "
-    "memory and to the network. Between nodes there is only the network.",
+    "Two nodes. Inside a node, NVLink and its switch connect any two cards; PCIe leads to the memory "
+    "of the host (the computer that holds the cards) and to the network. Between nodes there is only "
+    "the network.",
     number="41.6",
 )
 tokens, ranks = 2048, (1, 2, 4, 8)
@@ -695,10 +698,10 @@ for name, link in LINKS.items():
 # | InfiniBand | 2.7 and more (any network) | 5 | 6.6 + 14 · 2.7 = 44 or more | 32 to 71 |
 # | Ethernet | 2.7 and more (any network) | 30 | 44 or more | 212 to 429 |
 #
-# Ours for NVLink lie around NCCL's plan. Ours for PCIe are too long for cards that use LL. InfiniBand's
-# cards write into the other machine's memory themselves; over Ethernet a message over TCP, the usual
-# protocol of networks, passes the operating systems of two machines. Nothing here was measured on such
-# links.
+# Our times for NVLink lie around those of NCCL's plan. Our times for PCIe are too long for cards that use
+# LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a message over TCP,
+# the usual protocol of networks, passes the operating systems of two machines. Nothing here was measured on
+# such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -873,7 +876,7 @@ for num_batches in (1, 4, 16):
     end = pipeline_ends(4, num_batches, 0.01)[-1][-1]
     bubble = 1 - num_batches * 0.01 / end
     assert abs(bubble - 3 / (num_batches + 3)) < 1e-9
-    print(f"4 stages, {num_batches:>2} micro-batches: {1e3 * end:.0f} ms, idle {bubble:.0%}")
+    print(f"4 stages, micro-batches: {num_batches:>2}: {1e3 * end:.0f} ms, idle {bubble:.0%}")
 guess_bubble.compare(round(100 * 3 / 7), "%")
 
 print("\nms on 8 cards               one sequence   64 sequences   a prompt of 2,048")
@@ -1243,8 +1246,9 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # requests. By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one
 # of request 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to
 # request 4, and they are added. It began in step 9, where only rank 1 ran request 3: its token there is
-# made from one rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead: it is done
-# with it one step earlier, before step 14. The steps between have equal batches, and are not printed.)
+# made from one rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead. Step 12
+# shows it: when request 3 comes back, rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done
+# with it one step earlier, before step 14. The steps that are not printed have equal batches.)
 # No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks`
 # is mended, the picture shows what should be, and no such step is printed.)
 #

@@ -111,7 +111,7 @@ chapter_map("serving", "scheduler")
 # Sixteen people ask this machine something short, over two seconds. One more pastes a long text.
 # The server can run four requests at once: it has four [batch slots](../docs/glossary.md#batch-slot)
 # (`max_num_seqs`). How long until each gets a first word? One request waits longest, and one shortest.
-# How many times the shortest wait is the longest?
+# Divide the longest wait by the shortest: what comes out?
 
 # %%
 guess_longest = predict("The longest wait is how many times the shortest?", None, within=2)
@@ -162,7 +162,8 @@ picture(
 # An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below 500
 # ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
 # noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
-# gaps (the gap that 95 of 100 of them do not exceed) is short enough: fewer than one gap in twenty may
+# gaps (the gap that 95 of 100 of them do not exceed; where it falls between two gaps, a line is drawn
+# between these) is short enough: fewer than one gap in twenty may
 # be long. So in an answer of more than 21 tokens one long gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
@@ -230,8 +231,10 @@ explore(
 # p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
 # roughly: near 1 the true bounds are not symmetric, and lie lower.) How many seconds that is depends on
 # how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
-# one distribution, whose p99 is 1.43 s, and prints how far their p99 differ. The last lines are of two
-# servers, one of which had a bad minute: how do you add up their p99?
+# one distribution, and prints how far their p99 differ. The last lines are of two
+# servers, one of which had a bad minute: how do you add up their p99? (The logarithm of the latency is
+# normally distributed, with mean -1.5 and standard deviation 0.8: a **lognormal** distribution, with a
+# long tail as real latencies have. Its p99 is $e^{-1.5 + 0.8 \cdot 2.33}$ = 1.43 s.)
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -260,15 +263,15 @@ print(f"p99 of all requests: {of_all:.2f} s")
 #
 # ## A machine with a clock of its own
 #
-# For what follows we need minutes of heavy traffic, many times, and the same on every machine. So
-# take the engine's own scheduler, block manager and prefix cache, and let a step take the time that a
-# simple form of chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24
-# GB. (An L4 here is this GPU. In the tables of layers, L4 names a layer; the two have nothing in
-# common.) The weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only
-# the model is missing. `Knobs` are what `minigen serve` lets you set, but for `max_wait`, which is
-# only an argument of the class `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's
-# table) at 300 GB/s, in 0.050 s; KV cache, overhead and prompts add the rest of 0.057 s. Each token is
-# multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# For what follows we need minutes of heavy traffic, many times, and the same on every machine. So take the
+# engine's own scheduler, block manager and prefix cache, and let a step take the time that a simple form of
+# chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. (An L4 here is
+# this GPU. In the tables of layers, L4 names a layer; the two have nothing in common.) The weights take 16
+# GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
+# are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
+# `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s.
+# The KV cache of about 23 requests of 400 tokens adds 0.004 s, the overhead 0.002 s, and the prompts about
+# 0.001 s: 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -472,16 +475,17 @@ print(
 )
 
 # %% [markdown]
-# Left: blue is what the machine answers, orange is what is answered in time. They rise together until
-# the 64 batch slots are full. (Requests arrive at random, so the window can have more or fewer than the
-# offered load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By hand:
-# with 64 running, a step takes about 0.064 s, so a request with its prefill runs for about 6.5 s, and
-# the slots answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its
-# **plateau**: throughput says that all loads there are equally good. Orange collapses. Once the machine
-# is **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14
-# per second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only
-# while chance brings more than the slots answer. So a part of the window is still good there, and how
-# much depends on the window.
+# Left: blue is what the machine answers, orange is what is answered in time. They rise together until the
+# 64 batch slots are full. (Requests arrive at random, so the window can have more or fewer than the offered
+# load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By hand: with 64
+# running, a step takes about 0.064 s (0.050 s for the weights, 0.011 s for 64 caches of 400 tokens, 0.002 s
+# of overhead, and a little for prompts), so a request with its prefill runs for about 6.5 s, and the slots
+# answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
+# throughput says that all loads there are equally good. Orange collapses. Once the machine is
+# **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
+# second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
+# chance brings more than the slots answer. So a part of the window is still good there, and how much
+# depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -520,7 +524,7 @@ print(
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
 explore(
     lambda dollars_an_hour: draw.cost(dollars_an_hour, good_tokens),
-    "Dollars per million good tokens, by good tokens per second, with three loads of figure 52.3.",
+    "Dollars per million good tokens, by good tokens per second, with three loads of Figure 52.3.",
     "52.4",
     dollars_an_hour=(0.1, 10.0, 0.1, 0.8),
 )
@@ -699,7 +703,7 @@ late = case(1, saturated=None, broken=first_run)
 stutter = case(2, saturated=None, broken=second_run)
 
 # %% [markdown]
-# Did you see why the ITL row of the objectives says 100 % for a system that stutters? The objective
+# Did you see why *kept ITL below 100 ms* is 100 % for a system that stutters? The objective
 # allows fewer than one gap in twenty to be long. An objective is a choice, and this one does not see rare gaps
 # of a second. The p99 does. (And the documents? None of them has its first token within 500 ms,
 # whatever the setting; the diagnosis says why.)
@@ -1270,7 +1274,8 @@ verdicts(
 #   from the environment (`OLLAMA_MAX_QUEUE`, `OLLAMA_NUM_PARALLEL`).
 # - Load generators (`vllm bench serve`, NVIDIA's AIPerf) can send in an open loop, if you give a rate.
 #   vLLM's without one sends all at once; AIPerf's `--concurrency` alone is a closed loop. `minigen bench
-#   serve` always sends in an open loop, 4 requests per second if you give no `--rate`.
+#   serve` sends in an open loop unless you limit its connections (`--max-connections`), by default 4
+#   requests per second at random times.
 #
 # **Which engine when?** By what limits you:
 #

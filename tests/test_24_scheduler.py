@@ -289,6 +289,19 @@ def test_a_wrong_number_of_tokens_is_refused_before_anything_changes() -> None:
     bench.check_idle()
 
 
+def test_drafts_take_no_block_that_another_decode_needs() -> None:
+    bench = Bench(num_blocks=3, block_size=4)
+    (first,), (second,) = build(0, [1] * 3, max_output=9), build(1, [2] * 4, max_output=9)
+    bench.add([first])
+    bench.add([second])
+    bench.step()
+    assert (len(first), len(second)) == (4, 5)
+    first.drafts, second.drafts = (7, 7), (7,)
+    chunks = bench.scheduler.schedule()
+    assert {chunk.sequence: chunk.num_tokens for chunk in chunks} == {first: 1, second: 2}
+    assert (first.drafts, second.drafts) == ((), (7,))
+
+
 class CountedNumber(int):
     """A number that counts how often it is compared."""
 

@@ -125,17 +125,23 @@ def test_the_other_figures_are_drawn() -> None:
 
 
 def test_stored_gains_have_a_panel_for_each_form_and_load() -> None:
-    stored = Stored(
-        {
-            ("auto", "copying"): {"ngram": {1: 1.5, 16: 1.0}},
-            ("bfloat16", "copying"): {"ngram": {1: 3.0, 16: 1.2}, "suffix": {1: 3.0}},
-            ("bfloat16", "control"): {"ngram": {1: 1.0, 16: 0.99}},
+    ratios = {
+        ("auto", "copying"): {"ngram": {1: 1.5, 16: 1.0}},
+        ("bfloat16", "copying"): {"ngram": {1: 3.0, 16: 1.2}, "suffix": {1: 3.0}},
+        ("bfloat16", "control"): {"ngram": {1: 1.0, 16: 0.99}},
+    }
+    spans = {
+        panel: {
+            way: {batch: (0.9 * each, 1.1 * each) for batch, each in by_batch.items()}
+            for way, by_batch in ways.items()
         }
-    )
+        for panel, ways in ratios.items()
+    }
+    stored = Stored(ratios, spans)
     made = figures.stored_gains(stored)
     titles = {axes.get_title(loc="left") for axes in made.axes}
     assert titles == {
-        *("copying, auto", "control, auto"),
+        *("copying, 4 bits", "control, 4 bits"),
         *("copying, bfloat16", "control, bfloat16"),
     }
     legend = made.axes[0].get_legend()

@@ -191,7 +191,7 @@ def test_stored_gains_are_read_by_form_load_way_and_batch(tmp_path: Path) -> Non
                 "copying, batch 16": {
                     "tokens a second without": 500.0,
                     "always four": way | {"ratio": 1.1},
-                    "as many as pay": way | {"ratio": 1.2},
+                    "adaptive": way | {"ratio": 1.2},
                 },
                 "copying, first batch that loses": None,
             },
@@ -204,8 +204,8 @@ def test_stored_gains_are_read_by_form_load_way_and_batch(tmp_path: Path) -> Non
     found = lesson.stored_gains(path)
     assert found is not None
     assert found.ratios == {
-        ("bfloat16", "copying"): {"always four": {1: 2.5, 16: 1.1}, "as many as pay": {16: 1.2}}
+        ("bfloat16", "copying"): {"always four": {1: 2.5, 16: 1.1}, "adaptive": {16: 1.2}}
     }
     assert found.at("bfloat16", "copying", "always four", 16) == 1.1
-    assert found.at("bfloat16", "copying", "as many as pay", 1) is None
+    assert found.at("bfloat16", "copying", "adaptive", 1) is None
     assert found.at("auto", "copying", "always four", 1) is None

@@ -98,19 +98,41 @@ class ContinuousScheduler:
             self._remove(sequence)
 
     def _continue_running(self, batch: dict[Sequence, int]) -> int:
-        """Schedule the next tokens of every running sequence; return the remaining budget."""
-        budget = self.max_num_batched_tokens
+        """Schedule the next tokens of every running sequence; return the remaining budget.
+
+        Drafts come after all decodes, so that they take no block from one.
+        """
         in_order = sorted(self.running, key=lambda each: (_group(each), self.running[each]))
-        for sequence in in_order:
-            num_tokens = min(sequence.num_wanted, budget)
-            if sequence.drafts and not self.manager.allocate_slots(sequence, num_tokens):
-                sequence.drafts, num_tokens = (), min(1, budget)
+        decodes = [each for each in in_order if not _is_prefilling(each)]
+        budget = self._schedule_running(decodes, self.max_num_batched_tokens, batch)
+        budget = self._schedule_drafts(decodes, budget, batch)
+        return self._schedule_running(in_order[len(decodes) :], budget, batch)
+
+    def _schedule_running(
+        self, sequences: SequenceOf[Sequence], budget: int, batch: dict[Sequence, int]
+    ) -> int:
+        """Schedule the next tokens of these sequences without drafts; return what is left."""
+        for sequence in sequences:
+            num_tokens = min(sequence.num_wanted - len(sequence.drafts), budget)
             while num_tokens > 0 and sequence in self.running:
                 if self.manager.allocate_slots(sequence, num_tokens):
                     batch[sequence] = num_tokens
                     budget -= num_tokens
                     break
                 budget += self._preempt_last(batch)
+        return budget
+
+    def _schedule_drafts(
+        self, decodes: SequenceOf[Sequence], budget: int, batch: dict[Sequence, int]
+    ) -> int:
+        """Add the drafts of scheduled sequences where blocks are left; drop the others."""
+        for sequence in decodes:
+            num_drafts = min(len(sequence.drafts), budget) if sequence in batch else 0
+            if num_drafts and self.manager.allocate_slots(sequence, 1 + num_drafts):
+                batch[sequence] += num_drafts
+                budget -= num_drafts
+            else:
+                sequence.drafts = ()
         return budget
 
     def _preempt_last(self, batch: dict[Sequence, int]) -> int:
@@ -191,6 +213,10 @@ class ContinuousScheduler:
         return 1 + len(self._siblings.get(sequence, ()))
 
 
+def _is_prefilling(sequence: Sequence) -> bool:
+    return len(sequence) - sequence.num_computed > 1
+
+
 def _group(sequence: Sequence) -> int:
     """Return 0 for a decode, 1 for a decode with drafts, 2 for a prompt."""
-    return 2 if len(sequence) - sequence.num_computed > 1 else int(bool(sequence.drafts))
+    return 2 if _is_prefilling(sequence) else int(bool(sequence.drafts))

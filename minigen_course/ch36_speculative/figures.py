@@ -383,8 +383,14 @@ def _places(parents: Sequence[int]) -> list[tuple[float, float]]:
     return [found[node] for node in range(len(parents))]
 
 
+FORMS = {"auto": "4 bits"}  # what `weights="auto"` is for this model
+
+
 def stored_gains(stored: Stored) -> Figure:
-    """Draw the stored ratios over the batch: a panel per form and load, a line per way."""
+    """Draw the stored ratios over the batch: a panel per form and load, a line per way.
+
+    A band reaches from the lowest to the highest turn.
+    """
     forms = sorted({form for form, _ in stored.ratios})
     loads = list(dict.fromkeys(load for _, load in stored.ratios))
     made, panels = figure(
@@ -403,13 +409,15 @@ def stored_gains(stored: Stored) -> Figure:
             ):
                 batches = sorted(ratios)
                 axes.plot(batches, [ratios[b] for b in batches], "o-", color=colour, label=way)
+                lows, highs = zip(*(stored.spans[form, load][way][b] for b in batches), strict=True)
+                axes.fill_between(batches, lows, highs, color=colour, alpha=0.15, linewidth=0)
             axes.axhline(1, color=QUIET, linewidth=1, linestyle="--")
             axes.set_xscale("log", base=2)
             batches = sorted(
                 {b for each in stored.ratios.values() for w in each.values() for b in w}
             )
             axes.set_xticks(batches, [str(each) for each in batches])
-            title(axes, f"{load}, {form}")
+            title(axes, f"{load}, {FORMS.get(form, form)}")
         row[0].set_ylabel("speed, of that without")
     for axes in panels[-1]:
         axes.set_xlabel("batch")

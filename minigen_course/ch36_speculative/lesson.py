@@ -403,9 +403,13 @@ def times_as_fast(one: Run, other: Run) -> float:
 
 @dataclass(frozen=True)
 class Stored:
-    """The stored gains: form and load -> way -> batch -> ratio of decode time without to with."""
+    """The stored gains: form and load -> way -> batch -> ratio of decode time without to with.
+
+    `spans` has the lowest and the highest turn of each.
+    """
 
     ratios: dict[tuple[str, str], dict[str, dict[int, float]]]
+    spans: dict[tuple[str, str], dict[str, dict[int, tuple[float, float]]]]
 
     def at(self, form: str, load: str, way: str, batch: int) -> float | None:
         """Return one ratio; None if it was not measured."""
@@ -417,6 +421,7 @@ def stored_gains(path: Path = RESULTS / "36_speculative.json") -> Stored | None:
     if not path.exists():
         return None
     ratios: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    spans: dict[tuple[str, str], dict[str, dict[int, tuple[float, float]]]] = {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     for form in ("bfloat16", "auto"):
         for name, found in stored[form]["batches"].items():
@@ -425,7 +430,9 @@ def stored_gains(path: Path = RESULTS / "36_speculative.json") -> Stored | None:
                 if isinstance(each, dict):
                     by_batch = ratios.setdefault((form, load), {}).setdefault(way, {})
                     by_batch[int(batch)] = each["ratio"]
-    return Stored(ratios)
+                    turns = spans.setdefault((form, load), {}).setdefault(way, {})
+                    turns[int(batch)] = (min(each["ratios"]), max(each["ratios"]))
+    return Stored(ratios, spans)
 
 
 def mean(values: Iterable[float]) -> float:

@@ -132,7 +132,7 @@ def speed_ups(
     axes.set_ylabel("times as fast as one")
     axes.legend(frameon=False, loc="upper left")
     title(
-        axes, f"Steps of {batch} at once on several {machine.name}: what messages leave of the gain"
+        axes, f"Decode steps of {batch} on several {machine.name}: what messages leave of the gain"
     )
     return made
 

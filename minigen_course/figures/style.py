@@ -93,6 +93,7 @@ def draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
         offset_transform=axes.transData,
         facecolors=[colour for _, _, _, colour in drawn],
         linewidths=0,
+        snap=False,  # snapped to pixels, letters of straight lines lose strokes
     )
     collection.set_transform(Affine2D().scale(axes.figure.dpi / POINTS_AN_INCH))
     axes.add_collection(collection, autolim=False)
