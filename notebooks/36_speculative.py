@@ -776,14 +776,14 @@ guess_batch = predict(
 #
 # All of this rests on rows that are nearly free. In a batch they are not: its sequences fill the rows
 # themselves, and each wrong draft is work that another request waits for. The cell decodes a copying load, one
-# sequence alone and twelve at once, always with up to eight drafts (no more than an answer of 16 tokens has
-# room for: 5.6 per step on average, if all are wrong), and with the engine's own choice (**adaptive**,
+# sequence alone and twelve at once, always with up to eight drafts (no more than an answer of 12 tokens has
+# room for: 4.7 per step on average, if all are wrong), and with the engine's own choice (**adaptive**,
 # its default). The last lines have the worst proposer, which is always wrong.
 
 # %%
 adaptive = lesson.Drafted(plain, NgramProposer(2, 4), most=8, adaptive=True)
 wrong_adaptive = lesson.Drafted(plain, lesson.AlwaysWrong(), most=8, adaptive=True)
-brief = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+brief = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 crowd = [lesson.copying(seed) for seed in range(12)]
 by_lookup = {"plain": plain, "up to 8": lookup, "adaptive": adaptive}
 by_mistake = {"plain": plain, "wrong, up to 8": all_wrong, "wrong, adaptive": wrong_adaptive}
@@ -799,7 +799,7 @@ for size, tried, params in (
         print(
             f"{size:>2} at once, {name:<15} {mark(speed[name, size], 'times as fast', 2)}; ", end=""
         )
-        right = mark(100 * runs[name].share, "% right", 2) if runs[name].drafted else "–"
+        right = mark(100 * runs[name].share, "% right", 2) if runs[name].drafted else "⟨–⟩"
         print(f"⟨{runs[name].drafted}⟩ drafts, {right}")
 guess_batch.compare(speed["wrong, up to 8", 12], measured=True)
 
