@@ -630,7 +630,7 @@ guess_layers = predict(
 #
 # The last row sounds best: no second model is needed, and the first layers are computed anyway. But do they
 # know the token? The cell asks for the likeliest token after each layer, as the logit lens of chapter 15 did,
-# and compares it with the model's. The dashed line is what drafts by so many layers would need to break even.
+# and compares it with the model's. The dashed line is what drafts by that number of layers would need to break even.
 
 # %%
 agreement = lesson.shallow_agreement(exact, [*story_ids, *its_own[:48]], len(story_ids) - 1)
