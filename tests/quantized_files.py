@@ -114,10 +114,14 @@ def gptq(bits: int, size: int, version: int, symmetric: bool, desc_act: bool = F
         if desc_act:
             group_of = rng.permutation(group_of)
         found = drawn(rng, (rows, columns), bits, group_of, 2 ** (bits - 1) if symmetric else None)
-        zeros = (found.zeros - (version == 1)) % 2**bits
+        zeros = packed_rows(found.zeros.T, bits)
+        if version == 1 and bits == 3:
+            zeros = packed_rows((found.zeros.T - 1) % 8, bits)
+        elif version == 1:  # whole words, so that a zero point of 0 borrows from the next one
+            zeros = zeros - int("1".rjust(bits, "0") * (32 // bits), 2)
         parts = {
             "qweight": packed_rows(found.codes, bits).t(),  # inputs along a column of words
-            "qzeros": packed_rows(zeros.T, bits),
+            "qzeros": zeros,
             "scales": found.scales.t(),
             "g_idx": torch.from_numpy(group_of).int(),
         }
@@ -405,6 +409,7 @@ SCHEMES: dict[str, Scheme] = {
     "gptq 8": gptq(8, 32, 1, symmetric=True),
     "gptq 8 asymmetric": gptq(8, 32, 1, symmetric=False),
     "gptq 3": gptq(3, 32, 2, symmetric=False),
+    "gptq 3 v1": gptq(3, 32, 1, symmetric=False),
     "gptq 2": gptq(2, 32, 1, symmetric=False),
     "awq": awq(32),
     "awq without zero points": awq(16, zero_point=False),

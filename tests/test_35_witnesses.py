@@ -9,12 +9,25 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.quant_formats import FORMATS
+from minigen.checkpoint.quantized.assemble import assemble
 from minigen.checkpoint.quantized.floats import E2M1, powers_of_two
-from tests.quantized_files import SCHEMES, Scheme, modules, plain_tensors, save, tensors_of
+from minigen.checkpoint.safetensors import read_raw
+from tests.quantized_files import (
+    SCHEMES,
+    Scheme,
+    awq,
+    gptq,
+    modules,
+    nf4,
+    plain_tensors,
+    save,
+    tensors_of,
+)
 
 BLOCK_KINDS = [kind for kind, form in FORMATS.items() if form.block_size > 1]
 CODES = np.arange(256, dtype=np.uint8)
@@ -245,3 +258,27 @@ def test_ragged_fp8_blocks_are_what_compressed_tensors_dequantises() -> None:
     converted = reader.process(dict(of_modules))
     for module in modules():
         assert torch.equal(found[module], converted[f"{module}.weight"])
+
+
+GOLDEN = Path(__file__).parent / "golden" / "quantized.safetensors"  # by make_quantized.py
+TOOLS: dict[str, tuple[Scheme, torch.dtype]] = {
+    **{f"autogptq {bits}": (gptq(bits, 32, 1, False), torch.float16) for bits in (2, 3, 4, 8)},
+    "autogptq 4 desc_act": (gptq(4, 32, 1, False, desc_act=True), torch.float16),
+    "autoawq": (awq(32), torch.float16),
+    "bitsandbytes": (nf4(double=False), torch.bfloat16),
+    "bitsandbytes double": (nf4(double=True), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_what_other_tools_packed_is_what_they_read_back(name: str, tmp_path: Path) -> None:
+    scheme, dtype = TOOLS[name]
+    stored = {
+        n.partition("/")[2]: t for n, t in load_file(GOLDEN).items() if n.startswith(f"{name}/")
+    }
+    expected = stored.pop("numbers")
+    path = tmp_path / "model.safetensors"
+    save_file({f"w.{part}": each for part, each in stored.items()}, path)
+    shapes = {"w.weight": tuple(expected.shape)}
+    found = assemble(read_raw(path), scheme.settings, shapes, "config.json")
+    assert torch.equal(found["w.weight"].dequantize(dtype), expected)

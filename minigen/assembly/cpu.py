@@ -263,13 +263,16 @@ def how_kept(checkpoint: Checkpoint, form: str) -> str:
         return "as stored"
     from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_steps
 
-    integers = [each.integers() for each in quantized]
-    kept = [each for each in integers if each is not None and keeps_codes(each, form)]
-    if len(kept) < len(quantized):
-        return f"{len(quantized) - len(kept)} matrices rounded to {form}"
-    if any(rounds_steps(each, form) for each in kept):
-        return "as stored, scales and minima rounded to float16"
-    return "as stored"
+    num_rounded, inexact = 0, False
+    for matrix in quantized:
+        integers = matrix.integers()
+        if integers is None or not keeps_codes(integers, form):
+            num_rounded += 1
+        elif rounds_steps(integers, form):
+            inexact = True
+    if num_rounded:
+        return f"{num_rounded} matrices rounded to {form}"
+    return "as stored, scales and minima rounded to float16" if inexact else "as stored"
 
 
 def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:

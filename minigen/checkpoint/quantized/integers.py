@@ -33,8 +33,9 @@ _AWQ_BITS = 4
 class GptqMatrix:
     """GPTQ: inputs packed along the words of a column, zero points along those of a row.
 
-    `one_less` is GPTQ's version 1, which stores each zero point minus one. A zero point 0 is then
-    stored as the largest code, so adding one wraps, as in AutoGPTQ's own kernel.
+    `one_less` is GPTQ's version 1, which stores each zero point minus one. GPTQModel subtracts and
+    adds the ones in whole words, so that a zero point of 0 borrows from its neighbour; codes of 3
+    bits, which cross words, wrap one by one. Older readers differ for a zero point of 0.
     """
 
     where: str
@@ -105,8 +106,12 @@ class GptqMatrix:
         return finite(self.scales, self.where).t().contiguous()
 
     def _zeros(self) -> Int32[Tensor, "rows groups"]:
-        stored = unpack_bits(self.qzeros, self.bits, self.scales.shape[1]).int()
-        zeros = (stored + 1) & (2**self.bits - 1) if self.one_less else stored
+        words, whole = self.qzeros, 8 % self.bits == 0
+        if self.one_less and whole:
+            words = words + sum(1 << place for place in range(0, 32, self.bits))
+        zeros = unpack_bits(words, self.bits, self.scales.shape[1]).int()
+        if self.one_less and not whole:
+            zeros = (zeros + 1) & (2**self.bits - 1)
         middle = 2 ** (self.bits - 1)
         if self.symmetric and not (zeros == middle).all():
             raise FileFormatError(

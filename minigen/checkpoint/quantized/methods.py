@@ -38,8 +38,9 @@ _IGNORED = {
     "use_exllama disable_exllama exllama_config cache_block_outputs act_group_aware mse "
     "modules_in_block_to_quantize hessian_chunk_size is_marlin_format quantizer "
     "offload_to_disk gptaq",
-    "awq": "do_fuse exllama_config fuse_max_seq_len modules_to_fuse",
-    "fp8": "activation_scheme fmt ignored_layers",
+    "awq": "do_fuse exllama_config fuse_max_seq_len modules_to_fuse sym desc_act pack_dtype "
+    "true_sequential damp_percent lm_head",
+    "fp8": "activation_scheme fmt ignored_layers kv_cache_scheme",
     "mxfp4": "",
     "bitsandbytes": "_load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_use_double_quant "
     "llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules "
@@ -49,7 +50,8 @@ _IGNORED = {
 
 def refuse_unknown(values: Values, known: str) -> None:
     """Raise `UnsupportedError` for a setting that minigen does not know."""
-    unknown = sorted(set(values.raw) - set(known.split()))
+    given = {key for key in values.raw if values.get(key) is not None}
+    unknown = sorted(given - set(known.split()))
     if unknown:
         raise UnsupportedError(
             f"{values.where}: minigen does not know {', '.join(map(repr, unknown[:8]))}, and will "
@@ -99,12 +101,13 @@ class Gptq:
     @classmethod
     def read(cls, values: Values) -> "Gptq":
         """Read the settings. Raises `ConfigError` or `UnsupportedError`."""
-        own = "bits group_size sym desc_act checkpoint_format format pack_dtype dynamic"
+        own = "bits group_size sym desc_act checkpoint_format format pack_dtype dynamic method"
         refuse_unknown(values, f"{_COMMON} {own} {_IGNORED['gptq']}")
         refuse_other(values, "bits", 2, 3, 4, 8)
         for key in ("checkpoint_format", "format"):
             refuse_other(values, key, "gptq", "gptq_v2")
         refuse_other(values, "pack_dtype", "int32")
+        refuse_other(values, "method", "gptq")
         if values.get("dynamic"):
             raise UnsupportedError(
                 f"{values.where}: dynamic gives some modules settings of their own, which minigen "
@@ -181,12 +184,17 @@ class Awq:
     @classmethod
     def read(cls, values: Values) -> "Awq":
         """Read the settings. Raises `ConfigError` or `UnsupportedError`."""
-        own = "bits w_bit group_size q_group_size zero_point version format"
+        own = (
+            "bits w_bit group_size q_group_size zero_point version format checkpoint_format method"
+        )
         refuse_unknown(values, f"{_COMMON} {own} {_IGNORED['awq']}")
         for key in ("bits", "w_bit"):
             refuse_other(values, key, 4)
-        for key in ("version", "format"):
+        for key in ("version", "format", "checkpoint_format"):
             refuse_other(values, key, "gemm")
+        refuse_other(values, "method", "awq")
+        refuse_other(values, "desc_act", False)
+        refuse_other(values, "pack_dtype", "int32")
         key = "q_group_size" if "q_group_size" in values.raw else "group_size"
         return cls(
             group_size(values, key, 128),
