@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.checkpoint.quant_formats import FORMATS
 from minigen.checkpoint.quantized.matrix import QuantizedTensor, unpack_bits
 from minigen.parallel.sharding import module_of, obstacle, shard_tensors
 from tests.quantized_files import SCHEMES, Scheme, gptq, nf4, packed, save, tensors_of, words_of
@@ -164,3 +165,9 @@ def test_double_quantisation_counts_blocks_over_the_whole_matrix(tmp_path: Path)
     tensor = checkpoint.tensors[DOWN]
     part = tensor.rows(40, 60).columns(16, 96)  # 8 groups per row, so block 1 begins in row 32
     assert torch.equal(part.dequantize(), numbers[DOWN][40:60, 16:96])
+
+
+def test_the_documents_name_every_form_that_is_read() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "get-started.md").read_text(encoding="utf-8")
+    methods = {scheme.settings["quant_method"] for scheme in SCHEMES.values()}
+    assert [name for name in (*FORMATS, *methods) if name not in text] == []

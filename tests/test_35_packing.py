@@ -72,6 +72,11 @@ def test_zero_points_round_minima_in_4_bits_and_nothing_in_8(name: str, tmp_path
     assert torch.equal(found, expected)
 
 
+def test_numbers_of_mxfp4_are_halves_of_integers_and_packed_exactly(tmp_path: Path) -> None:
+    found, expected = packed_numbers(tmp_path, SCHEMES["mxfp4"], "int8")
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["gptq 8", "packed 8", "int rows", "int groups of 4 bits"])
 def test_codes_of_8_bits_are_packed_as_they_are(name: str, tmp_path: Path) -> None:
     found, expected = packed_numbers(tmp_path, SCHEMES[name], "int8")
@@ -94,6 +99,8 @@ FORMS = {
     "gptq 4 desc_act": ("int8", "7 matrices rounded to int8"),
     "gptq 8 asymmetric": ("int8", "7 matrices rounded to int8"),
     "fp8 blocks": ("int8", "7 matrices rounded to int8"),
+    "mxfp4": ("int8", "as stored"),
+    "nvfp4": ("int8", "7 matrices rounded to int8"),  # groups of 16
     "nf4": ("int8", "7 matrices rounded to int8"),
 }
 

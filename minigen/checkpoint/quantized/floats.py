@@ -17,6 +17,7 @@ from minigen.errors import FileFormatError
 
 # E2M1: one sign bit, two of exponent, one of mantissa.
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_MOST_E2M1, _E2M1_BITS = 12, 5  # twice the largest number; bits of twice any number, plus 12
 # The levels of NF4: quantiles of a normal distribution, scaled to -1 and 1.
 NF4 = torch.tensor(
     [
@@ -161,16 +162,23 @@ class Fp4Matrix:
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
         """Return the numbers. Raises `FileFormatError` for a scale that is no number."""
-        scales = numbers_of(self.scales)
-        if self.divisor is not None:
-            scales = scales / self.divisor
-        scales = finite(scales, self.where)
         codes = unpack_bits(self.packed, 4, self.shape[1])
-        return _by_groups(E2M1[codes.int()], scales)
+        return _by_groups(E2M1[codes.int()], self._scales())
 
-    def integers(self) -> IntegerCodes | None:
-        """Return None: the codes are no integers."""
-        return None
+    def integers(self) -> IntegerCodes:
+        """Return twice the numbers, which are whole, with half the scales."""
+
+        def read() -> UInt8[Tensor, "rows columns"]:
+            codes = unpack_bits(self.packed, 4, self.shape[1])
+            return (2 * E2M1 + _MOST_E2M1).to(torch.uint8)[codes.int()]
+
+        scales = self._scales() / 2
+        zeros = torch.full_like(scales, _MOST_E2M1, dtype=torch.int32)
+        return IntegerCodes(_E2M1_BITS, self.group, scales, zeros, read)
+
+    def _scales(self) -> Float32[Tensor, "rows groups"]:
+        scales = numbers_of(self.scales)
+        return finite(scales if self.divisor is None else scales / self.divisor, self.where)
 
 
 @dataclass(frozen=True)

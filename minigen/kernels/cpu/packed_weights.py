@@ -1,8 +1,9 @@
 """Packed weights: the order in which CPU kernels read them, panels of sixteen rows, a lane per row.
 
 A vector register holds the same columns of sixteen rows, so a dot product needs no sum across
-lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: a
-GGUF's 4-bit numbers stay the same 4 bits, in another order.
+lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: the
+4-bit codes of a GGUF, or of a GPTQ checkpoint, stay the same 4 bits, in another order. A file with
+wider groups has fewer scales; each is repeated for every 32 columns.
 
 Axes, with all layers in one array: [layers, panels, groups (of 32 columns), words of a group,
 lanes].
@@ -154,7 +155,7 @@ def _steps(
 
 def _float16_of_groups(
     steps: Float[Tensor, "rows groups"], integers: IntegerCodes, num_groups: int
-) -> UInt16[np.ndarray, " rows*groups"]:
+) -> UInt16[np.ndarray, " numbers"]:
     """Repeat each number for every group of 32 columns in its own group, as float16 bits."""
     repeats = num_groups if steps.shape[1] == 1 else integers.group_size // GROUP
     repeated = steps.half().repeat_interleave(repeats, dim=1)[:, :num_groups]
