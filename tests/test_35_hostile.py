@@ -193,6 +193,30 @@ BROKEN: dict[str, tuple[str, Change, type[Exception], str]] = {
         FileFormatError,
         "does not hold the sixteen levels of NF4",
     ),
+    "bitsandbytes' FP4 without a word": (
+        "nf4",
+        lambda tensors: tensors.update(
+            {
+                f"{QUERY}.weight.quant_state.bitsandbytes__fp4": tensors.pop(
+                    f"{QUERY}.weight.quant_state.bitsandbytes__nf4"
+                )
+            }
+        ),
+        UnsupportedError,
+        "is stored as bitsandbytes__fp4; minigen reads NF4",
+    ),
+    "an order that the format lacks": (
+        "int rows",
+        added("weight_g_idx", torch.zeros(64, dtype=torch.int32)),
+        WeightsError,
+        "q_proj has weight_g_idx, which int-quantized lacks",
+    ),
+    "zero points of floats": (
+        "float8 rows",
+        added("weight_zero_point", torch.ones(64, 1)),
+        UnsupportedError,
+        "has floats with zero points, which minigen does not read",
+    ),
     "both forms": (
         "gptq 4 v1",
         added("weight", torch.zeros(64, 64)),
@@ -313,7 +337,7 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         "packed 4",
         {"format": "nvfp4-pack-quantized"},
         WeightsError,
-        "but no weight_global_scale",
+        "has weight_shape, which nvfp4-pack-quantized lacks",
     ),
     "rotated activations": (
         "packed 4",

@@ -31,12 +31,19 @@ from minigen.checkpoint.quantized.methods import (
 )
 from minigen.errors import ConfigError, UnsupportedError, WeightsError
 
-_FORMATS = (
-    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
-)
 _DENSE = ("dense", "fakequant")
 _MX_GROUP, _NV_GROUP = 32, 16
+_SCALED = "weight weight_scale"
+_PARTS = {  # of a module, by format; a zero point of floats may be there if it is zero
+    "pack-quantized": "weight_packed weight_scale weight_shape weight_zero_point weight_g_idx",
+    "int-quantized": f"{_SCALED} weight_zero_point",
+    "float-quantized": f"{_SCALED} weight_zero_point",
+    "naive-quantized": f"{_SCALED} weight_zero_point",
+    "nvfp4-pack-quantized": "weight_packed weight_scale weight_global_scale weight_zero_point",
+    "mxfp4-pack-quantized": "weight_packed weight_scale weight_zero_point",
+    "mxfp8-quantized": f"{_SCALED} weight_zero_point",
+}
+_ALL_PARTS = frozenset(" ".join(_PARTS.values()).split())
 _CONFIG_KEYS = (
     "quant_method format config_groups ignore kv_cache_scheme quantization_status version "
     "global_compression_ratio sparsity_config transform_config moe_sparsity_config run_compressed "
@@ -117,7 +124,7 @@ class CompressedTensors:
 
     def uses(self, name: str) -> bool:
         """Return whether a part is read with the matrix."""
-        return name == "weight" or name.startswith("weight_")
+        return name in _ALL_PARTS
 
     def matrix(self, parts: Parts, shape: tuple[int, int]) -> QuantizedMatrix | None:
         """Return a module's matrix, or None if the module is not quantised.
@@ -134,6 +141,11 @@ class CompressedTensors:
             raise WeightsError(
                 f"{parts.where} is stored quantised, but quantization_config ignores it or has no "
                 "target that names it."
+            )
+        strays = set(parts.raw) & _ALL_PARTS - set(_PARTS[weights.format].split())
+        if strays:
+            raise WeightsError(
+                f"{parts.where} has {', '.join(sorted(strays))}, which {weights.format} lacks."
             )
         return _MATRICES[weights.format](parts, shape, weights)
 
@@ -180,9 +192,9 @@ def _group(group: Any, where: str, common_format: Any) -> tuple[tuple[str, ...],
     weights, form = values.get("weights"), values.get("format", common_format)
     if weights is None or form in _DENSE:
         return None
-    if form not in _FORMATS:
+    if form not in tuple(_PARTS):  # a tuple, because a wrong value may be unhashable
         raise UnsupportedError(
-            f"{where}: format is {reprlib.repr(form)}; minigen reads {', '.join(_FORMATS)}."
+            f"{where}: format is {reprlib.repr(form)}; minigen reads {', '.join(_PARTS)}."
         )
     if not isinstance(weights, Mapping):
         raise ConfigError(f"{where}: weights must be an object, not {reprlib.repr(weights)}.")
@@ -219,6 +231,15 @@ def _scales(parts: Parts, shape: tuple[int, int], weights: Weights) -> tuple[Gro
         return groups, scale.reshape(1, 1).expand(rows, 1)
     why = f"groups of {groups.size} in {rows} x {columns} weights"
     return groups, parts.need("weight_scale", (rows, groups.count), *HALVES, why=why)
+
+
+def _refuse_zero_points(parts: Parts) -> None:
+    """Raise `UnsupportedError` for floats with a zero point that is not zero."""
+    zeros = parts.raw.get("weight_zero_point")
+    if zeros is not None and not zeros.tensor.is_meta and zeros.tensor.float().any():
+        raise UnsupportedError(
+            f"{parts.where} has floats with zero points, which minigen does not read."
+        )
 
 
 def _need_integers(parts: Parts, weights: Weights) -> None:
@@ -274,6 +295,7 @@ def _float8(parts: Parts, shape: tuple[int, int], weights: Weights) -> Fp8Matrix
             f"{parts.where} is {weights.format} with {weights.bits} bits; minigen reads it with "
             "floats of 8 bits."
         )
+    _refuse_zero_points(parts)
     dtypes = POWERS if weights.format == "mxfp8-quantized" else HALVES
     blocks = {
         "tensor": None,
@@ -307,6 +329,7 @@ def _float4(
     divisor: Tensor | None,
 ) -> Fp4Matrix:
     rows, columns = shape
+    _refuse_zero_points(parts)
     need_whole_groups(parts, columns, size)
     why = f"{name} of {rows} x {columns} weights"
     packed = parts.need("weight_packed", (rows, columns // 2), torch.uint8, why=why)

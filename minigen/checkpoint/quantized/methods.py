@@ -347,6 +347,10 @@ class Bitsandbytes:
         """Return a module's matrix, or None if the module is not quantised."""
         state_name = "weight.quant_state.bitsandbytes__nf4"
         if state_name not in parts.raw:
+            others = [name for name in parts.raw if name.startswith("weight.quant_state.")]
+            if others:
+                kind = others[0].removeprefix("weight.quant_state.")
+                raise UnsupportedError(f"{parts.where} is stored as {kind}; minigen reads NF4.")
             return None
         rows, columns = shape
         count, absmax = rows * columns, parts.raw.get("weight.absmax")
