@@ -138,7 +138,7 @@ def test_scales_that_float16_cannot_hold_are_rounded_with_their_codes() -> None:
 def test_an_engine_answers_as_with_the_dequantised_numbers(tmp_path: Path) -> None:
     scheme = gptq(4, 32, 1, symmetric=False, desc_act=True)
     tensors, numbers = tensors_of(scheme)
-    plain = {n: t for n, t in tensors.items() if n.endswith("weight")}
+    plain = {n: t for n, t in tensors.items() if n.endswith(".weight")}
     plain |= {name: torch.from_numpy(each) for name, each in numbers.items()}
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     texts = []

@@ -210,10 +210,13 @@ def pack_weight(weight: StoredTensor, form: str) -> PackedWeights:
         "int8": _codes8_by_rounding,
         "bfloat16": _pairs,
     }
-    of_integers = {"int4": _codes4_of_integers, "int8": _codes8_of_integers}
+    of_integers: dict[str, Callable[[IntegerCodes], PackedWeights]] = {
+        "int4": _codes4_of_integers,
+        "int8": _codes8_of_integers,
+    }
     integers = weight.integers() if form in of_integers else None
     if integers is not None and keeps_codes(integers, form):
-        packed: PackedWeights = of_integers[form](integers)
+        packed = of_integers[form](integers)
     else:
         packed = exact.get((form, weight.kind), by_rounding[form])(weight)
     weight.release_pages()
