@@ -292,7 +292,11 @@ def fp8_matrix(
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """MXFP4 in the layout of transformers: blocks of 16 bytes, and a power of two for each."""
+    """MXFP4 in the layout of transformers: blocks of 16 bytes, and a power of two for each.
+
+    transformers itself has it for the experts of GPT-OSS alone, which minigen does not run. The
+    names here are formed in the same way: those of a parameter, plus `_blocks` and `_scales`.
+    """
 
     @classmethod
     def read(cls, values: Values) -> "Mxfp4":
