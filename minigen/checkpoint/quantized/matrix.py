@@ -213,7 +213,7 @@ def scaled(
     groups: Int64[Tensor, " columns"],
 ) -> Float32[Tensor, "rows columns"]:
     """Return (code - zero) x scale, each with the zero point and the scale of its group."""
-    return (codes.float() - zeros.float()[:, groups]) * scales[:, groups]
+    return codes.float().sub_(zeros.float()[:, groups]).mul_(scales[:, groups])
 
 
 def finite(scales: Float[Tensor, "*shape"], where: str) -> Float32[Tensor, "*shape"]:
