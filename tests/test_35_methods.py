@@ -57,7 +57,7 @@ def test_rounding_symmetrically_what_was_rounded_may_drift() -> None:
     """The negative end has one code more, so the range of the rounded weights can be wider."""
     grid = Grid(2, -1, symmetric=True)
     once = round_to_nearest(torch.tensor([[-3.0, 1.0]]), grid).dequantize()
-    assert once.tolist() == [[-4.0, 2.0]] or once.tolist() == [[-4.0, 0.0]]
+    assert once.tolist() == [[-4.0, 0.0]]
     assert round_to_nearest(once, grid).dequantize()[0, 0] < -4
 
 

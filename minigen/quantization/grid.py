@@ -18,7 +18,7 @@ from minigen.errors import OptionError, WeightsError
 Groups = Float[Tensor, "*rows group_size"]
 PerGroup = Float[Tensor, "*rows"]
 MIN_BITS, MAX_BITS = 2, 8
-_SHRINKS = tuple(1 - step / 50 for step in range(40))  # 1.00 down to 0.22, as GPTQ's `mse` option
+SHRINKS = tuple(1 - step / 50 for step in range(40))  # 1.00 down to 0.22, as GPTQ's `mse` option
 _PACKED_ROWS = 1024  # bounds the memory that packing needs, which is one byte per bit
 
 
@@ -105,30 +105,30 @@ def round_to_nearest(
     grid: Grid,
     *,
     clip_search: bool = False,
-    importance: Float[Tensor, " columns"] | None = None,
+    importance: Float[Tensor, "... columns"] | None = None,
     scale_dtype: torch.dtype = torch.float32,
     whole_zeros: bool = True,
 ) -> QuantizedMatrix:
     """Return the matrix with each weight at the nearest value of its group's grid.
 
     `clip_search` also tries smaller ranges, which clip a group's largest weights, and keeps the
-    range of the smallest squared error. `importance` weighs that error by column. Scales are
-    rounded to `scale_dtype` before the weights are. Without `whole_zeros`, an asymmetric group
-    starts at its minimum exactly, as in Q4_1, and need not contain 0.
+    range of the smallest squared error. `importance` weighs that error by column, or by weight.
+    Scales are rounded to `scale_dtype` before the weights are. Without `whole_zeros`, an asymmetric
+    group starts at its minimum exactly, as in Q4_1, and need not contain 0.
 
     Raises `WeightsError` if a weight is not finite.
     """
     groups = split_groups(weight, grid)
-    weighed = None if importance is None else split_groups(importance.float().unsqueeze(0), grid)
-    shrinks = _SHRINKS if clip_search else (1.0,)
+    weighed = None if importance is None else split_groups(importance, grid)
+    shrinks = SHRINKS if clip_search else (1.0,)
     scales, zeros = choose_scales(groups, grid, shrinks, weighed, scale_dtype, whole_zeros)
     codes = nearest_codes(groups, scales, zeros, grid)
     return QuantizedMatrix(grid, codes.flatten(-2), scales, zeros)
 
 
 def split_groups(
-    weight: Float[Tensor, "rows columns"], grid: Grid
-) -> Float[Tensor, "rows groups group_size"]:
+    weight: Float[Tensor, "*rows columns"], grid: Grid
+) -> Float[Tensor, "*rows groups group_size"]:
     """Return the weights by group, in float32, after a check that all are finite."""
     if not torch.isfinite(weight).all():
         raise WeightsError(
