@@ -39,11 +39,12 @@ from quantized_quality import (
 )
 from rich.console import Console
 from rich.progress import Progress
+from safetensors import safe_open
 from torch import Tensor
 
 from minigen import hub
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from minigen.checkpoint.safetensors import StoredTensor, read_safetensors
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.protocols import Linear
 from minigen.quantization.awq import awq, shared_by_heads
 from minigen.quantization.calibration import SharedInput, calibrate, collect
@@ -197,21 +198,21 @@ def summaries(found: Mapping[str, Quality]) -> dict[str, Any]:
 
 def matrices(bench: Bench) -> dict[str, Any]:
     """Measure the relative error of grids and codes on single matrices."""
-    tensors: dict[str, StoredTensor] = {
-        "SmolLM2 down": bench.checkpoint.tensors["model.layers.0.mlp.down_proj.weight"],
-        "SmolLM2 query": bench.checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"],
+    layer = "model.layers.0."
+    tensors = {
+        "SmolLM2 down": bench.checkpoint.tensors[f"{layer}mlp.down_proj.weight"].dequantize(),
+        "SmolLM2 query": bench.checkpoint.tensors[f"{layer}self_attn.q_proj.weight"].dequantize(),
     }
     if bench.options.minilm is not None:
-        stored = read_safetensors(bench.options.minilm)
-        layer = "encoder.layer.0."
-        tensors["MiniLM down"] = stored[f"{layer}output.dense.weight"]
-        tensors["MiniLM query"] = stored[f"{layer}attention.self.query.weight"]
+        with safe_open(bench.options.minilm, framework="pt") as file:
+            layer = "encoder.layer.0."
+            tensors["MiniLM down"] = file.get_tensor(f"{layer}output.dense.weight")
+            tensors["MiniLM query"] = file.get_tensor(f"{layer}attention.self.query.weight")
     found: dict[str, Any] = {}
-    for name, each in tensors.items():
-        weight = each.dequantize()
+    for name, weight in tensors.items():
         found[name] = {form: relative_error(weight, make(weight)) for form, make in FORMS.items()}
-        found[name]["outliers beyond 6 sigma"] = int((weight.abs() > 6 * weight.std()).sum())
-        print(name, {form: f"{100 * error:.2f} %" for form, error in found[name].items()})
+        found[name]["weights beyond 6 sigma"] = int((weight.abs() > 6 * weight.std()).sum())
+        print(name, found[name])
     return found
 
 
