@@ -33,7 +33,7 @@ ASSEMBLY = {
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }
-ASSEMBLY_PACKAGES = ("assembly", "bench", "cli", "doctor", "hub", "sockets")
+ASSEMBLY_PACKAGES = ("assembly", "bench", "cli", "doctor", "export", "hub", "quantization", "sockets")
 SERVER = "minigen.server."  # chapters based on the assembled engine, as the command line is
 MAX_LINES = 500
 FOLDERS = (*PACKAGES, "tests", "tools", "benchmarks")
