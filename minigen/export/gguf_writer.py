@@ -128,7 +128,9 @@ class GGUFOutput:
             elif stored.kind == kind and len(stored.shape) == 2:
                 raw = stored.data if stored.row_order is None else stored.data[stored.row_order]
             else:
-                raw = quantize_rows(stored.dequantize().unflatten(0, (stored.shape[0], -1)), kind)
+                numbers = stored.dequantize()
+                column = numbers if numbers.dim() == 2 else numbers.unsqueeze(-1)
+                raw = quantize_rows(column, kind)
             return rows_in_file(name, raw, self._checkpoint.config)
 
         num_bytes = self._num_bytes(name, stored.shape)
