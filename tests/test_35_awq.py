@@ -1,24 +1,31 @@
 """AWQ and SmoothQuant: factors move difficulty between inputs and weights, and keep products."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minigen.checkpoint.config_json import read_config_of
+from minigen.checkpoint.safetensors import StoredTensor, read_safetensors
 from minigen.errors import OptionError, WeightsError
-from minigen.model.layers import rms_norm
+from minigen.model.attention import attend_packed
+from minigen.model.transformer import build_transformer, dense_linear
 from minigen.protocols import Linear
 from minigen.quantization.awq import (
+    ScaledMatrices,
     awq,
     channel_factors,
-    fold_into_norm,
     fold_into_rows,
+    fold_layer,
     rows_of_values,
     shared_by_heads,
 )
-from minigen.quantization.calibration import InputStatistics
+from minigen.quantization.calibration import InputStatistics, SharedInput, calibrate
 from minigen.quantization.grid import Grid, round_to_nearest
 from minigen.quantization.smoothquant import int8_linear, round_rows_to_int8, smoothing_factors
+from tests.tiny import save_model
 
 
 def outlier_inputs(seed: int, tokens: int = 100, columns: int = 48) -> torch.Tensor:
@@ -81,18 +88,53 @@ def test_equal_channels_have_equal_factors() -> None:
     assert torch.isfinite(factors).all()
 
 
-def test_factors_folded_into_a_norm_change_no_output() -> None:
-    x, norm = outlier_inputs(2), torch.rand(48) + 0.5
-    weights = matrices(2, 6)
-    normalized = rms_norm(x, norm, 1e-5)
-    found = awq(weights, statistics_of(normalized), Grid(4, 16, True))
-    folded = rms_norm(x, fold_into_norm(norm, found.factors), 1e-5)
-    torch.testing.assert_close(
-        folded @ found.matrices["w0"].dequantize().T,
-        normalized @ found.dequantize("w0").T,
-        rtol=1e-4,
-        atol=1e-4,
+@pytest.mark.parametrize("variant", ["llama-biases", "llama-mqa", "qwen3"])
+def test_a_folded_layer_computes_what_the_factors_ask(variant: str, tmp_path: Path) -> None:
+    """Two models are equal: one divides each input by its factors, in the other norms and rows do.
+
+    In the first, the weights are W s rounded, over s. In the second, they are W s rounded.
+    """
+    save_model(tmp_path, variant)
+    config, tensors = read_config_of(tmp_path), read_safetensors(tmp_path)
+    found: list[ScaledMatrices] = []
+
+    def quantize(shared: SharedInput) -> dict[str, torch.Tensor]:
+        magnitudes = shared.statistics.mean_abs
+        if any("o_proj" in name for name in shared.weights):
+            magnitudes = shared_by_heads(magnitudes, config.q_heads, config.kv_heads)
+        scaled = awq(
+            shared.weights, shared.statistics, Grid(3, -1, True), magnitudes=magnitudes, steps=4
+        )
+        found.append(scaled)
+        return {name: scaled.dequantize(name) for name in scaled.matrices}
+
+    calibrate(config, tensors, [torch.arange(20, 60)], quantize)
+    assert any(each.alpha > 0 for each in found)
+    plain = {name: each.dequantize() for name, each in tensors.items()}
+    folded = dict(plain)
+    for layer_id in range(config.num_layers):
+        own = found[4 * layer_id : 4 * layer_id + 4]
+        plain |= {name: each.dequantize(name) for each in own for name in each.matrices}
+        prefix = f"model.layers.{layer_id}."
+        vectors = {n: e for n, e in folded.items() if n.startswith(prefix) and e.ndim == 1}
+        layer = fold_layer(own, vectors, config.q_heads, config.kv_heads)
+        folded |= layer.vectors
+        folded |= {name: each.dequantize() for name, each in layer.matrices.items()}
+    logits = []
+    for weights in (plain, folded):
+        stored = {name: float32_tensor(name, each) for name, each in weights.items()}
+        model = build_transformer(config, stored, torch.float32, dense_linear(torch.float32))
+        ids = torch.arange(30, 50)
+        attend = attend_packed([20], config.sliding_windows)
+        logits.append(model.logits(model(ids, torch.arange(20), attend)))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
+
+
+def float32_tensor(name: str, values: torch.Tensor) -> StoredTensor:
+    rows = (
+        values.contiguous().view(torch.uint8).reshape(values.shape[0] if values.ndim > 1 else 1, -1)
     )
+    return StoredTensor(name, "F32", tuple(values.shape), rows)
 
 
 @settings(max_examples=20, deadline=None)

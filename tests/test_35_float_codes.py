@@ -1,5 +1,7 @@
 """NF4 and FP8: the published values, and the nearest of them for every weight."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from minigen.quantization.float_codes import (
     round_to_fp8,
     round_to_nf4,
 )
+from tests.golden import make_quantized
 
 
 def test_nf4_has_the_quantiles_of_the_normal_distribution() -> None:
@@ -33,6 +36,14 @@ def test_every_weight_goes_to_the_nearest_nf4_value() -> None:
     nearest = (blocks.unsqueeze(-1) - candidates.unsqueeze(-2)).abs().amin(-1)
     found = (matrix.dequantize() - weight).abs().unflatten(-1, (2, 64))
     torch.testing.assert_close(found, nearest)
+
+
+def test_nf4_codes_are_those_of_bitsandbytes() -> None:
+    theirs = json.loads(make_quantized.STORED.read_text(encoding="utf-8"))["nf4"]
+    found = round_to_nf4(make_quantized.weight())
+    assert found.absmax.flatten().tolist() == theirs["absmax"]
+    pairs = found.codes.flatten().unflatten(0, (-1, 2)).int()  # the first code is the high half
+    assert (pairs[:, 0] * 16 + pairs[:, 1]).tolist() == theirs["packed"]
 
 
 def e4m3fn(code: int) -> float:

@@ -1,5 +1,7 @@
 """Grids: every weight goes to the nearest value of its group, and codes survive packing."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from minigen.quantization.grid import (
     round_to_nearest,
     unpack_codes,
 )
+from tests.golden import make_quantized
 
 grids = st.builds(
     Grid,
@@ -89,6 +92,18 @@ def test_the_ranges_are_those_of_the_field() -> None:
     assert asymmetric.scales.item() == pytest.approx(4 / 15)
     assert asymmetric.zeros.item() == 4
     assert asymmetric.codes.tolist() == [[0, 6, 15, 12]]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_scales_zeros_and_packed_codes_are_those_of_compressed_tensors(bits, symmetric) -> None:
+    stored = json.loads(make_quantized.STORED.read_text(encoding="utf-8"))
+    theirs = stored[f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}"]
+    found = round_to_nearest(make_quantized.weight(), Grid(bits, make_quantized.GROUP, symmetric))
+    torch.testing.assert_close(found.scales, torch.tensor(theirs["scales"]))
+    signed = found.zeros - 2 ** (bits - 1)  # they count codes from -2^(bits - 1)
+    assert signed.tolist() == theirs["zeros"]
+    assert pack_codes(found.codes, bits).tolist() == theirs["packed"]
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -5,11 +5,10 @@ large factor, so its weights are rounded more finely in relation to their size; 
 its groups pay for it. The factors are mean|x|^alpha, and alpha is searched on the calibration
 inputs. Source: Lin et al. 2023; code: mit-han-lab/llm-awq, `auto_scale.py`.
 
-The division costs nothing where an earlier layer can do it: see `fold_into_norm` and
-`fold_into_rows`.
+The division costs nothing, because the tensor before each matrix can do it: `fold_layer`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,34 +65,36 @@ def awq(
     """Return matrices that share an input on the grid, with the factors of the smallest error.
 
     `magnitudes` are each channel's mean |x| unless given, for example by `shared_by_heads`. With
-    `clip_search` each alpha is tried with and without a search of smaller ranges. Alpha 0 without
-    that search is rounding to nearest, so the error on the calibration inputs is never larger.
+    `clip_search`, the best alpha is also tried with smaller ranges of the groups, as in AWQ's code.
+    Alpha 0 is rounding to nearest, so the error on the calibration inputs is never larger than its.
     """
     magnitudes = statistics.mean_abs if magnitudes is None else magnitudes
-    best, nearest_error = None, 0.0
-    for alpha in (step / steps for step in range(steps)):
+
+    def attempt(alpha: float, clipped: bool) -> ScaledMatrices:
         factors = channel_factors(magnitudes, alpha)
-        for clipped in (False, True) if clip_search else (False,):
-            matrices = {
-                name: round_to_nearest(
-                    weight.float() * factors,
-                    grid,
-                    clip_search=clipped,
-                    importance=statistics.mean_square / factors.square(),
-                    scale_dtype=scale_dtype,
-                )
-                for name, weight in weights.items()
-            }
-            error = sum(
-                statistics.output_error(matrix.dequantize() / factors - weights[name])
-                for name, matrix in matrices.items()
+        importance = statistics.mean_square / factors.square()
+        matrices = {
+            name: round_to_nearest(
+                weight.float() * factors,
+                grid,
+                clip_search=clipped,
+                importance=importance,
+                scale_dtype=scale_dtype,
             )
-            if best is None:
-                nearest_error = error
-            if best is None or error < best.error:
-                best = ScaledMatrices(factors, matrices, alpha, clipped, error, nearest_error)
-    assert best is not None
-    return best
+            for name, weight in weights.items()
+        }
+        error = sum(
+            statistics.output_error(matrix.dequantize() / factors - weights[name])
+            for name, matrix in matrices.items()
+        )
+        return ScaledMatrices(factors, matrices, alpha, clipped, error, error)
+
+    nearest = best = attempt(0.0, False)
+    for step in range(1, steps):
+        best = min(best, attempt(step / steps, False), key=lambda each: each.error)
+    if clip_search:
+        best = min(best, attempt(best.alpha, True), key=lambda each: each.error)
+    return replace(best, nearest_error=nearest.error)
 
 
 def channel_factors(
@@ -123,11 +124,41 @@ def rows_of_values(
     return factors.unflatten(0, (kv_heads, q_heads // kv_heads, -1))[:, 0].flatten()
 
 
-def fold_into_norm(
-    norm: Float[Tensor, " columns"], factors: Float[Tensor, " columns"]
-) -> Float[Tensor, " columns"]:
-    """Return a norm's weights that divide its outputs by `factors`."""
-    return norm / factors
+@dataclass(frozen=True)
+class FoldedLayer:
+    """A layer's quantized matrices, and the norms and biases that go with them, by name."""
+
+    matrices: Mapping[str, QuantizedMatrix]
+    vectors: Mapping[str, Float[Tensor, " size"]]
+
+
+def fold_layer(
+    found: Sequence[ScaledMatrices],
+    vectors: Mapping[str, Float[Tensor, " _size"]],
+    q_heads: int,
+    kv_heads: int,
+) -> FoldedLayer:
+    """Return one layer with the divisions by all factors folded into the tensors before them.
+
+    `found` are the layer's matrices by their whole names, `vectors` its norms and biases. The
+    factors of `o_proj` must come from `shared_by_heads`.
+    """
+    matrices = {name: matrix for each in found for name, matrix in each.matrices.items()}
+    folded = dict(vectors)
+    for each in found:
+        *prefix, block, module, _ = next(iter(each.matrices)).split(".")
+        preceding = ".".join([*prefix, PRECEDING[f"{block}.{module}"]])
+        weight, bias = f"{preceding}.weight", f"{preceding}.bias"
+        factors = each.factors
+        if module == "o_proj":
+            factors = rows_of_values(factors, q_heads, kv_heads)
+        if weight in folded:
+            folded[weight] = folded[weight] / factors
+        else:
+            matrices[weight] = fold_into_rows(matrices[weight], factors)
+        if bias in folded:
+            folded[bias] = folded[bias] / factors
+    return FoldedLayer(matrices, folded)
 
 
 def fold_into_rows(matrix: QuantizedMatrix, factors: Float[Tensor, " rows"]) -> QuantizedMatrix:

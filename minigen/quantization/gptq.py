@@ -32,6 +32,7 @@ def gptq(
     *,
     damping: float = 0.01,
     act_order: bool = False,
+    static_groups: bool = False,
     clip_search: bool = False,
     scale_dtype: torch.dtype = torch.float32,
 ) -> QuantizedMatrix:
@@ -39,11 +40,11 @@ def gptq(
 
     `damping` times the mean of the Hessian's diagonal is added to it. Channels without any input
     are rounded to nearest, unlike in GPTQ's code, which sets their weights to 0. A group's scale is
-    chosen when its first column comes, from the weights as they are then.
+    chosen when its first column comes, from the weights as they are then, or with `static_groups`
+    from the original weights.
 
-    `act_order` takes the columns in the order of the largest inputs (`desc_act`). The scales are
-    then chosen from the original weights, so the stored groups stay contiguous and no `g_idx` is
-    needed (`static_groups` in GPTQ's code).
+    `act_order` takes the columns in the order of the largest inputs (`desc_act`). It implies
+    `static_groups`, so the stored groups stay contiguous and no `g_idx` is needed.
 
     Raises `WeightsError` if a weight or the Hessian is not finite.
     """
@@ -57,7 +58,7 @@ def gptq(
     free = weight.float().T[order].contiguous()  # one column per row; changed by the updates
     codes = torch.empty(columns, rows, dtype=torch.uint8)
     for start, stop in _blocks(columns, size):
-        if start % size == 0 and not act_order:
+        if start % size == 0 and not static_groups and not act_order:
             group = free[start : start + size].T
             chosen = choose_scales(group, grid, shrinks, None, scale_dtype)
             scales[:, start // size], zeros[:, start // size] = chosen
