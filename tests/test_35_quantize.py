@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from tests.quantized_files import LAYERS, write_tiny
 from tests.test_cli import main
 
-TEXT = "The cat and the dog went in, and then another thing happened to the man. "
+TEXT = (
+    "The cat and the dog went in, and then another thing happened: 37 quick brown foxes jumped "
+    "over (lazy) Dogs; 'Why?' asked Bob. Explain x = y + 12 * z! "
+)
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
 PROMPT = [1, 40, 71, 5, 260, 99, 12, 13]
 LAYER_KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "f16", "bf16")
@@ -56,7 +59,16 @@ def made(source: Path, out: Path, scheme: str, **more: Any) -> Report:
     return quantize_model(source, out, options_of(scheme, source, **more))
 
 
-def logits_of(checkpoint: Checkpoint, changed: dict[str, torch.Tensor] | None = None) -> Any:
+def logits_on_text(checkpoint: Checkpoint, changed: Any = None) -> Any:
+    """Return the logits on the text that the methods are calibrated on."""
+    return logits_of(checkpoint, changed, checkpoint.tokenizer().encode(TEXT))
+
+
+def logits_of(
+    checkpoint: Checkpoint,
+    changed: dict[str, torch.Tensor] | None = None,
+    prompt: Sequence[int] = PROMPT,
+) -> Any:
     """Return the logits after a prompt, in float32, with the weights in `changed` by name."""
     tensors = {
         name: Replaced(tensor, changed[name]) if changed and name in changed else tensor
@@ -69,8 +81,8 @@ def logits_of(checkpoint: Checkpoint, changed: dict[str, torch.Tensor] | None = 
         dense_linear(torch.float32),  # type: ignore[arg-type]
     )
     with torch.inference_mode():
-        attend = attend_packed([len(PROMPT)], checkpoint.config.sliding_windows)
-        x = model(torch.tensor(PROMPT), torch.arange(len(PROMPT)), attend)
+        attend = attend_packed([len(prompt)], checkpoint.config.sliding_windows)
+        x = model(torch.tensor(prompt), torch.arange(len(prompt)), attend)
         return model.logits(x)
 
 
@@ -459,16 +471,19 @@ def test_calibrated_methods_write_gguf_in_groups_of_32(
     after = open_checkpoint(tmp_path / out)
     kind = "Q4_0" if scheme == "gptq" else "Q4_1"
     assert after.tensors["model.layers.1.self_attn.k_proj.weight"].kind == kind
-    expected = logits_of(open_checkpoint(source))
-    assert relative_error(expected, logits_of(after)) < 0.35
+    expected = logits_on_text(open_checkpoint(source))
+    assert relative_error(expected, logits_on_text(after)) < 0.2
 
 
-def test_gptq_changes_the_outputs_less_than_rounding(source: Path, tmp_path: Path) -> None:
+def test_gptq_and_awq_change_the_outputs_less_than_rounding(source: Path, tmp_path: Path) -> None:
     before = open_checkpoint(source)
-    expected, errors = logits_of(before), {}
-    for scheme in ("rtn", "gptq"):
-        made(source, tmp_path / scheme, scheme, bits=3, group_size=32)
-        errors[scheme] = relative_error(expected, logits_of(before, by_hand(tmp_path / scheme)))
+    expected, errors = logits_on_text(before), {}
+    for scheme in ("rtn", "gptq", "awq"):
+        more = {"symmetric": False, "bits": 3, "group_size": 32}
+        made(source, tmp_path / scheme, scheme, **more)
+        found = logits_on_text(before, by_hand(tmp_path / scheme))
+        errors[scheme] = relative_error(expected, found)
+    assert errors["awq"] < errors["rtn"]
     assert errors["gptq"] < errors["rtn"]
 
 

@@ -21,10 +21,16 @@ from minigen.export.mixture import loss_names
 from minigen.export.partial import FLOATING, PartialOutput, Piece
 from minigen.export.pieces import dequantize, piece_of, piece_of_matrix
 from minigen.export.plan import Plan, QuantizeOptions
-from minigen.quantization.awq import awq, fold_into_rows, rows_of_values, shared_by_heads
+from minigen.quantization.awq import (
+    PRECEDING,
+    ScaledMatrices,
+    awq,
+    fold_layer,
+    rows_of_values,
+    shared_by_heads,
+)
 from minigen.quantization.calibration import SharedInput, calibrate
 from minigen.quantization.gptq import gptq
-from minigen.quantization.grid import QuantizedMatrix
 from minigen.quantization.smoothquant import smoothing_factors
 
 WINDOW = 512  # tokens
@@ -34,7 +40,7 @@ _NORMS = {
     "self_attn.q_proj": "input_layernorm",
     "mlp.gate_proj": "post_attention_layernorm",
 }  # the first matrix that reads a norm's output -> the norm
-_ROWS = {"self_attn.o_proj": "self_attn.v_proj", "mlp.down_proj": "mlp.up_proj"}
+_ROWS = ("self_attn.v_proj", "mlp.up_proj")  # the matrices whose rows produce another's input
 
 Pieces = dict[str, Piece]
 
@@ -78,10 +84,10 @@ def extra_names(checkpoint: Checkpoint, plan: Plan, options: QuantizeOptions) ->
     names: list[str] = []
     for layer_id in range(checkpoint.config.num_layers):
         prefix = f"model.layers.{layer_id}."
-        names += [f"{prefix}{norm}.weight" for norm in _NORMS.values()]
         if plan.method == "awq":
-            biases = [f"{prefix}{module}.bias" for module in _ROWS.values()]
-            names += [name for name in biases if name in checkpoint.tensors]
+            names += _vectors_of(checkpoint, layer_id)
+        else:
+            names += [f"{prefix}{norm}.weight" for norm in _NORMS.values()]
         names.append(f"{prefix}factors")
     return tuple(names)
 
@@ -161,40 +167,38 @@ def _by_gptq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) 
 
 def _by_awq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) -> Pieces:
     config, prefix = checkpoint.config, f"model.layers.{inputs[0].layer_id}."
-    matrices: dict[str, QuantizedMatrix] = {}
-    divided: dict[str, Tensor] = {}  # norm or rows that produce an input -> the factors
-    factors: dict[str, Tensor] = {}
+    found: list[ScaledMatrices] = []
     for shared in inputs:
-        first = _module(next(iter(shared.weights)), prefix)
+        first = next(iter(shared.weights))
         magnitudes = shared.statistics.mean_abs
-        if first == "self_attn.o_proj":
+        if _module(first, prefix) == "self_attn.o_proj":
             magnitudes = shared_by_heads(magnitudes, config.q_heads, config.kv_heads)
-        scaled = awq(
-            shared.weights,
-            shared.statistics,
-            plan.grids[f"{prefix}{first}.weight"],
-            magnitudes=magnitudes,
-            scale_dtype=plan.scale_dtype,
+        found.append(
+            awq(
+                shared.weights,
+                shared.statistics,
+                plan.grids[first],
+                magnitudes=magnitudes,
+                scale_dtype=plan.scale_dtype,
+            )
         )
-        matrices |= scaled.matrices
-        factors |= {f"{_module(name, prefix)}.columns": scaled.factors for name in shared.weights}
-        if first in _NORMS:
-            divided[_NORMS[first]] = scaled.factors
-        elif first == "self_attn.o_proj":
-            divided[_ROWS[first]] = rows_of_values(scaled.factors, config.q_heads, config.kv_heads)
-        else:
-            divided[_ROWS[first]] = scaled.factors
-    pieces: Pieces = {}
-    for module, by in divided.items():
-        name = f"{prefix}{module}.weight"
-        if name in matrices:
-            matrices[name] = fold_into_rows(matrices[name], by)
-            factors[f"{module}.rows"] = by
-            name = f"{prefix}{module}.bias"
-        if name in checkpoint.tensors:
-            pieces[name] = _divided(checkpoint, name, by)
-    pieces[f"{prefix}factors"] = Piece(FLOATING, factors)
-    return pieces | {name: piece_of_matrix(matrix, plan) for name, matrix in matrices.items()}
+    vectors = {
+        name: checkpoint.tensors[name].dequantize()
+        for name in _vectors_of(checkpoint, inputs[0].layer_id)
+    }
+    folded = fold_layer(found, vectors, config.q_heads, config.kv_heads)
+    factors: dict[str, Tensor] = {}
+    for scaled in found:
+        modules = [_module(name, prefix) for name in scaled.matrices]
+        factors |= {f"{module}.columns": scaled.factors for module in modules}
+        preceding, by = PRECEDING[modules[0]], scaled.factors
+        if modules[0] == "self_attn.o_proj":
+            by = rows_of_values(by, config.q_heads, config.kv_heads)
+        if f"{prefix}{preceding}.weight" in folded.matrices:
+            factors[f"{preceding}.rows"] = by
+    changed = {name: _vector_piece(name, vector) for name, vector in folded.vectors.items()}
+    matrices = {name: piece_of_matrix(matrix, plan) for name, matrix in folded.matrices.items()}
+    return {f"{prefix}factors": Piece(FLOATING, factors), **changed, **matrices}
 
 
 def _by_smoothing(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) -> Pieces:
@@ -207,7 +211,7 @@ def _by_smoothing(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInp
         if first in _NORMS:
             by = smoothing_factors(shared.statistics.max_abs, shared.weights, _ALPHA)
             norm = f"{prefix}{_NORMS[first]}.weight"
-            pieces[norm] = _divided(checkpoint, norm, by)
+            pieces[norm] = _vector_piece(norm, checkpoint.tensors[norm].dequantize() / by)
             factors |= {f"{_module(name, prefix)}.columns": by for name in shared.weights}
         for name, weight in shared.weights.items():
             pieces[name] = piece_of(name, weight * by, plan)
@@ -226,7 +230,14 @@ def _module(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).removesuffix(".weight")
 
 
-def _divided(checkpoint: Checkpoint, name: str, by: Float[Tensor, " size"]) -> Piece:
-    """Return a norm or a bias divided by factors, in float32."""
-    changed = checkpoint.tensors[name].dequantize() / by
-    return Piece(FLOATING, {name.rpartition(".")[2]: changed})
+def _vector_piece(name: str, vector: Float[Tensor, " size"]) -> Piece:
+    """Return a norm or a bias that takes part in a division, in float32."""
+    return Piece(FLOATING, {name.rpartition(".")[2]: vector})
+
+
+def _vectors_of(checkpoint: Checkpoint, layer_id: int) -> list[str]:
+    """Return the norms and biases of a layer that take the division by AWQ's factors."""
+    prefix = f"model.layers.{layer_id}."
+    names = [f"{prefix}{norm}.weight" for norm in _NORMS.values()]
+    biases = [f"{prefix}{module}.bias" for module in _ROWS]
+    return [*names, *(name for name in biases if name in checkpoint.tensors)]

@@ -30,7 +30,7 @@ from minigen.export.gguf_metadata import (
     rope_divisors,
 )
 from minigen.export.partial import PartialOutput
-from minigen.export.plan import Plan
+from minigen.export.plan import Plan, is_stored_as
 
 _QUANTIZATION_VERSION = 2
 _FILE_TYPES = {
@@ -125,7 +125,7 @@ class GGUFOutput:
                     return rows_in_file(name, tensors["blocks"], self._checkpoint.config)
                 (changed,) = tensors.values()
                 raw = changed.view(torch.uint8).unflatten(0, (len(changed), -1))
-            elif stored.kind == kind and len(stored.shape) == 2:
+            elif is_stored_as(self._checkpoint, name, kind) and len(stored.shape) == 2:
                 raw = stored.data if stored.row_order is None else stored.data[stored.row_order]
             else:
                 numbers = stored.dequantize()

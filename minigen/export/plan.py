@@ -203,13 +203,20 @@ def make_plan(checkpoint: Checkpoint, options: QuantizeOptions, to_gguf: bool) -
         }
         made = tuple(
             name
-            for name, tensor in checkpoint.tensors.items()
-            if kinds[name] not in FLOATS and (kinds[name] != tensor.kind or name in grids)
+            for name in checkpoint.tensors
+            if kinds[name] not in FLOATS
+            and (name in grids or not is_stored_as(checkpoint, name, kinds[name]))
         )
         plan = Plan(True, own.method, torch.float16, made, kinds, grids, fallbacks)
     if not options.allow_requantize:
         _refuse_requantizing(checkpoint, plan)
     return plan
+
+
+def is_stored_as(checkpoint: Checkpoint, name: str, kind: str) -> bool:
+    """Return whether a tensor's bytes are those of a kind already, so that they can be copied."""
+    is_same = checkpoint.tensors[name].kind == kind
+    return is_same and (checkpoint.gguf_metadata is not None or kind in FLOATS)
 
 
 def scale_dtype(checkpoint: Checkpoint) -> torch.dtype:
