@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from minigen.cli import quantize as command
 from minigen.errors import DiskError, FileFormatError, MinigenError, OptionError, WeightsError
 from minigen.export import gguf_blocks, partial
 from minigen.export.conversion import Report, fallback_lines, quantize_model
-from minigen.export.gguf_metadata import metadata_of_gguf
+from minigen.export.gguf_metadata import metadata_of_gguf, tokenizer_keys
 from minigen.export.partial import partial_output
 from minigen.export.plan import SCHEMES, QuantizeOptions, make_plan
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
+from minigen.tokenizer.tokenizer import Tokenizer
 from tests.quantized_files import LAYERS, write_tiny
+from tests.test_12_tokenizer import HARD_TEXTS, WITNESSES, _llama, _save, _trained
 from tests.test_cli import main
 
 TEXT = (
@@ -426,6 +429,24 @@ def test_a_directory_becomes_a_gguf_that_computes_the_same(variant: str, tmp_pat
     assert len({each.source for each in templates if each is not None}) == 1
     assert None not in templates
     assert set(before.config.eos_token_ids) <= set(after.config.eos_token_ids)
+
+
+@pytest.mark.parametrize("family", [*WITNESSES, "pieces"])
+def test_each_family_of_tokenizers_is_found_by_how_it_cuts_texts(
+    family: str, source: Path, tmp_path: Path
+) -> None:
+    is_pieces = family == "pieces"
+    backend = _llama()._backend if is_pieces else _trained(family)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"} if is_pieces else {}
+    _save(backend, tmp_path, **tokens)
+    num_ids = backend.get_vocab_size() + 3  # models pad their vocabularies
+    config = replace(open_checkpoint(source).config, vocab_size=num_ids)
+    keys = tokenizer_keys(tmp_path, config)
+    read = Tokenizer.from_gguf({key: typed.value for key, typed in keys.items()})
+    expected = Tokenizer.from_directory(tmp_path)
+    for text in HARD_TEXTS:
+        assert read.encode(text) == expected.encode(text)
+    assert read.num_ids == num_ids
 
 
 def test_windows_in_some_layers_only_have_no_key_in_gguf(tmp_path: Path) -> None:

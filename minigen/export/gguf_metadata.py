@@ -92,7 +92,7 @@ def metadata_of_directory(checkpoint: Checkpoint) -> Metadata:
         "general.type": _text("model"),
         "general.name": _text(name),
         **_config_keys(config, architecture),
-        **_tokenizer_keys(checkpoint),
+        **tokenizer_keys(checkpoint.path, config),
     }
     template = checkpoint.chat_template()
     if template is not None:
@@ -134,28 +134,34 @@ def _config_keys(config: ModelConfig, architecture: str) -> Metadata:
     return {f"{architecture}.{key}": _typed(value) for key, value in values.items()}
 
 
-def _tokenizer_keys(checkpoint: Checkpoint) -> Metadata:
-    backend = tokenizers.Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+def tokenizer_keys(folder: Path, config: ModelConfig) -> Metadata:
+    """Translate `tokenizer.json` and `tokenizer_config.json` to GGUF's keys.
+
+    The rules that split texts into words only have a name in GGUF: the first family is taken that
+    splits `PROBES` in the same way and makes the same tokens of them. Raises `UnsupportedError` for
+    a tokenizer that is not BPE, or if there is no such family.
+    """
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = json.loads(backend.to_str())["model"]
     if model["type"] != "BPE":
         raise UnsupportedError(
-            f"The tokenizer of {checkpoint.path} is a {model['type']} model; minigen writes "
+            f"The tokenizer of {folder} is a {model['type']} model; minigen writes "
             "vocabularies of BPE to GGUF."
         )
     keys = {
-        **_vocabulary_keys(backend, model, checkpoint.config.vocab_size),
-        **_special_keys(checkpoint, backend),
+        **_vocabulary_keys(backend, model, config.vocab_size),
+        **_special_keys(folder, config, backend),
     }
     if model.get("byte_fallback"):
         keys["tokenizer.ggml.model"] = _text("llama")
-        return _checked(keys, backend, checkpoint.path)
+        return _checked(keys, backend, folder)
     keys["tokenizer.ggml.model"] = _text("gpt2")
     for family in FAMILIES:
         tried = {**keys, "tokenizer.ggml.pre": _text(family)}
         if _same_tokens(tried, backend):
             return tried
     raise UnsupportedError(
-        f"The tokenizer of {checkpoint.path} splits texts into words in a way that is none of "
+        f"The tokenizer of {folder} splits texts into words in a way that is none of "
         f"those that GGUF and minigen have names for ({', '.join(FAMILIES)}); write a directory."
     )
 
@@ -191,9 +197,9 @@ def _vocabulary_keys(
     return keys
 
 
-def _special_keys(checkpoint: Checkpoint, backend: tokenizers.Tokenizer) -> Metadata:
+def _special_keys(folder: Path, config: ModelConfig, backend: tokenizers.Tokenizer) -> Metadata:
     """Return the ids of special tokens, and whether a text begins with BOS or ends with EOS."""
-    names = special_tokens(checkpoint.path)
+    names = special_tokens(folder)
     keys: Metadata = {}
     for role, name in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         token = names.get(f"{role}_token")
@@ -201,7 +207,7 @@ def _special_keys(checkpoint: Checkpoint, backend: tokenizers.Tokenizer) -> Meta
         if token_id is not None:
             keys[f"tokenizer.ggml.{name}_token_id"] = _typed(token_id)
     bos, eos = (keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    ends = [i for i in checkpoint.config.eos_token_ids if eos is None or i != eos.value]
+    ends = [i for i in config.eos_token_ids if eos is None or i != eos.value]
     free = ("eos", "eot", "eom") if eos is None else ("eot", "eom")
     for name, token_id in zip(free, ends, strict=False):
         keys[f"tokenizer.ggml.{name}_token_id"] = _typed(token_id)
@@ -229,14 +235,27 @@ def _checked(keys: Metadata, backend: tokenizers.Tokenizer, path: Path) -> Metad
 
 
 def _same_tokens(keys: Metadata, backend: tokenizers.Tokenizer) -> bool:
-    """Whether a reader of these keys cuts the probes into the same tokens."""
+    """Whether a reader of these keys cuts the probes into the same words and the same tokens."""
     read = read_vocabulary({key: typed.value for key, typed in keys.items()}).backend
     return all(
-        read.encode(text, add_special_tokens=framed).ids
-        == backend.encode(text, add_special_tokens=framed).ids
+        _words(read, text) == _words(backend, text)
+        and all(
+            read.encode(text, add_special_tokens=framed).ids
+            == backend.encode(text, add_special_tokens=framed).ids
+            for framed in (True, False)
+        )
         for text in PROBES
-        for framed in (True, False)
     )
+
+
+def _words(backend: tokenizers.Tokenizer, text: str) -> list[str]:
+    """Return the words of a text in the byte alphabet; none for SentencePiece's vocabularies."""
+    if getattr(backend.model, "byte_fallback", False):
+        return []
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    words = backend.pre_tokenizer
+    return [] if words is None else [word for word, _ in words.pre_tokenize_str(text)]
 
 
 def _text(value: str) -> TypedValue:
