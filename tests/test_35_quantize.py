@@ -205,11 +205,10 @@ def test_written_kinds_are_those_of_the_library_bit_for_bit(
 def test_a_written_gguf_computes_what_its_weights_compute_in_memory(
     scheme: str, source: Path, tmp_path: Path
 ) -> None:
-    more = {"group_size": 32} if scheme == "int4" else {}
-    made(source, tmp_path / "out.gguf", scheme, **more)
+    made(source, tmp_path / "out.gguf", scheme)
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out.gguf")
     changed = {}
-    plan = make_plan(before, options_of(scheme, source, **more), to_gguf=True)
+    plan = make_plan(before, options_of(scheme, source), to_gguf=True)
     for name, kind in plan.kinds.items():
         weight = before.tensors[name].dequantize()
         if name in plan.grids:
@@ -530,6 +529,15 @@ def test_mixed_bits_fill_the_target_and_fused_matrices_share_them(
     by_hand(tmp_path / "out")
 
 
+def test_mixed_bits_in_a_gguf_are_of_several_kinds(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out.gguf", "mixed", target_bits=5.3)
+    tensors = open_checkpoint(tmp_path / "out.gguf").tensors
+    linears = {name: each for name, each in tensors.items() if each.shape[1:] and "layers" in name}
+    assert len({each.kind for each in linears.values()}) > 1
+    numbers = sum(each.shape[0] * each.shape[1] for each in linears.values())
+    assert 4.5 < 8 * sum(each.num_bytes for each in linears.values()) / numbers <= 5.3
+
+
 # ---- whole or not at all
 
 
@@ -704,7 +712,7 @@ def test_schemes_and_outputs_must_fit(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="fp8 is written to a directory"):
         made(source, tmp_path / "out.gguf", "fp8")
     with pytest.raises(OptionError, match="no kind for 4 bits in groups of 64"):
-        made(source, tmp_path / "out.gguf", "int4")
+        made(source, tmp_path / "out.gguf", "int4", group_size=64)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,8 +29,8 @@ def quantize(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Weights of a row that share a scale; -1 for whole rows. By default 128, or the "
-            "next smaller size that divides all rows."
+            help="Weights of a row that share a scale; -1 for whole rows. By default 32 in a "
+            ".gguf file, a row for int8, and else the largest of 128, 64, 32 that divides all rows."
         ),
     ] = None,
     symmetric: Annotated[
@@ -64,9 +64,9 @@ def quantize(
 ) -> None:
     """Quantize a model: write it with fewer bits per weight.
 
-    The q kinds, mxfp4, f16 and bf16 are those of llama.cpp and make a .gguf file. w8a8, fp8, nf4
-    and mixed make a directory of safetensors for vLLM and transformers. int4, int8, rtn, gptq and
-    awq make either; in a .gguf they need groups of 32 and 4, 5 or 8 bits.
+    The q kinds, mxfp4, f16 and bf16 are those of llama.cpp and make a .gguf file. w8a8, fp8 and
+    nf4 make a directory of safetensors for vLLM and transformers. int4, int8, rtn, gptq, awq and
+    mixed make either; in a .gguf they have groups of 32 and 4, 5 or 8 bits.
 
     An interrupted run leaves OUT.partial, and the same command goes on with it.
 

@@ -20,7 +20,7 @@ from minigen.export.calibrated import extra_names, make_calibrated, read_windows
 from minigen.export.directory_writer import DirectoryOutput
 from minigen.export.gguf_blocks import block_size
 from minigen.export.gguf_writer import GGUFOutput
-from minigen.export.mixture import DEFAULT_TARGET, choose_bits
+from minigen.export.mixture import DEFAULT_TARGET, TOKENS, choose_bits
 from minigen.export.partial import PartialOutput, identity_of, partial_output, require_space
 from minigen.export.pieces import plain_piece
 from minigen.export.plan import Plan, QuantizeOptions, make_plan
@@ -67,7 +67,8 @@ def quantize_model(
     if out.exists():
         raise OptionError(f"{out} exists; name another output, or remove it.")
     plan = make_plan(checkpoint, options, to_gguf)
-    output = GGUFOutput(checkpoint, plan) if to_gguf else DirectoryOutput(checkpoint, plan)
+    make_output = GGUFOutput if to_gguf else DirectoryOutput
+    output = make_output(checkpoint, plan)
     windows = read_windows(checkpoint, options)
     require_space(out.absolute().parent, 2 * output.estimated_bytes())
     names = (*plan.made, *extra_names(checkpoint, plan, options))
@@ -77,7 +78,9 @@ def quantize_model(
         if plan.method == "mixed":
             target = options.target_bits or DEFAULT_TARGET
             tell_layer = _layer_teller(checkpoint, progress)
-            plan = choose_bits(checkpoint, plan, target, partial, windows[0], tell_layer)
+            window = windows[0][:TOKENS]
+            plan = choose_bits(checkpoint, plan, target, partial, window, tell_layer)
+            output = make_output(checkpoint, plan)
         elif windows:
             make_calibrated(checkpoint, plan, partial, windows, tell)
         for name in plan.made:

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen.checkpoint.checkpoint import Checkpoint
+from minigen.checkpoint.quant_formats import FORMATS
+from minigen.export.gguf_blocks import kind_of_grid
 from minigen.export.partial import FLOATING, PartialOutput, Piece
 from minigen.export.plan import Plan
 from minigen.model.attention import attend_packed
@@ -24,7 +26,8 @@ from minigen.quantization.grid import Grid, round_to_nearest
 from minigen.quantization.mixed import Choice, choose_greedily
 
 BITS = (2, 3, 4, 5, 6, 8)
-TOKENS = 512  # on which each rounding is judged; the model runs over them about 700 times
+BITS_IN_GGUF = (4, 5, 8)
+TOKENS = 256  # on which each rounding is judged; the model runs over them about 700 times
 DEFAULT_TARGET = 4.5
 _UNITS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -60,9 +63,9 @@ def choose_bits(
         shapes = [checkpoint.tensors[name].shape for name in names]
         total += sum(rows * columns for rows, columns in shapes)
         choices = []
-        for bits, loss in zip(BITS, measured, strict=True):
+        for bits, loss in zip(_bits_of(plan), measured, strict=True):
             grid = _grid(plan, names[0], bits)
-            num_bytes = sum(grid.num_bytes(rows, columns) for rows, columns in shapes)
+            num_bytes = sum(_num_bytes(grid, shape, plan.to_gguf) for shape in shapes)
             choices.append(Choice(str(bits), num_bytes, loss))
         options[" ".join(names)] = tuple(choices)
     mixture = choose_greedily(options, int(total * target_bits / 8))
@@ -71,7 +74,12 @@ def choose_bits(
         for names, choice in mixture.choices.items()
         for name in names.split()
     }
-    return replace(plan, grids=grids)
+    kinds = {
+        name: kind_of_grid(grid.bits, grid.group_size, grid.symmetric)
+        for name, grid in grids.items()
+        if plan.to_gguf
+    }
+    return replace(plan, grids=grids, kinds={**plan.kinds, **kinds})
 
 
 def _measure(
@@ -81,7 +89,7 @@ def _measure(
     window: Int64[Tensor, " tokens"],
     tell: Callable[[int], None],
 ) -> dict[tuple[int, tuple[str, ...]], list[float]]:
-    """Return the loss of each unit of each layer, for each of `BITS`."""
+    """Return the loss of each unit of each layer, for each number of bits."""
     names = loss_names(checkpoint)
     if not all(partial.has(name) for name in names):
         model = _Model(checkpoint)
@@ -97,7 +105,7 @@ def _measure(
                             states[layer_id],
                             expected,
                         )
-                        for bits in BITS
+                        for bits in _bits_of(plan)
                     ]
                     for unit_names in (_names(layer_id, unit) for unit in _UNITS)
                 ]
@@ -189,6 +197,19 @@ def _names(layer_id: int, unit: Sequence[str]) -> list[str]:
 
 def _losses_of(layer_id: int) -> str:
     return f"model.layers.{layer_id}.losses"
+
+
+def _bits_of(plan: Plan) -> tuple[int, ...]:
+    return BITS_IN_GGUF if plan.to_gguf else BITS
+
+
+def _num_bytes(grid: Grid, shape: tuple[int, ...], in_gguf: bool) -> int:
+    """Return the bytes of a matrix: in GGUF, an asymmetric group stores its minimum in float16."""
+    rows, columns = shape
+    if not in_gguf:
+        return grid.num_bytes(rows, columns)
+    kind = kind_of_grid(grid.bits, grid.group_size, grid.symmetric)
+    return rows * FORMATS[kind].row_bytes(columns)
 
 
 def _grid(plan: Plan, name: str, bits: int) -> Grid:

@@ -10,7 +10,7 @@ import torch
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
-from minigen.export.gguf_blocks import fitting_kind, kind_of_grid
+from minigen.export.gguf_blocks import GROUP, fitting_kind, kind_of_grid
 from minigen.quantization.grid import Grid
 
 Method = Literal["kind", "nearest", "gptq", "awq", "smoothquant", "float8", "nf4", "mixed"]
@@ -26,7 +26,7 @@ class Scheme:
     """A name of `--scheme`: the method, the files it can be written to, and what it needs.
 
     `bits` are fixed if not None. `group_size` is the default: None chooses a usual size that
-    divides all rows, -1 is a whole row.
+    divides all rows, -1 is a whole row. In GGUF it is always 32.
     """
 
     text: str
@@ -100,7 +100,7 @@ SCHEMES: dict[str, Scheme] = {
     "mixed": Scheme(
         "2 to 8 bits per matrix: the best mixture for --target-bits per weight",
         "mixed",
-        gguf=False,
+        gguf=True,
         directory=True,
         calibration="needed",
     ),
@@ -186,7 +186,7 @@ def make_plan(checkpoint: Checkpoint, options: QuantizeOptions, to_gguf: bool) -
         other = "a directory, so give OUT no suffix" if own.directory else "a .gguf file"
         raise OptionError(f"The scheme {options.scheme} is written to {other}.")
     linears = [name for name in checkpoint.tensors if _is_linear(name, checkpoint)]
-    grids = _grids(checkpoint, options, linears)
+    grids = _grids(checkpoint, options, linears, to_gguf)
     if not to_gguf:
         plan = Plan(False, own.method, scale_dtype(checkpoint), tuple(linears), grids=grids)
     else:
@@ -233,11 +233,15 @@ def _is_linear(name: str, checkpoint: Checkpoint) -> bool:
     return ".layers." in name and len(checkpoint.tensors[name].shape) == 2
 
 
-def _grids(checkpoint: Checkpoint, options: QuantizeOptions, linears: list[str]) -> dict[str, Grid]:
+def _grids(
+    checkpoint: Checkpoint, options: QuantizeOptions, linears: list[str], to_gguf: bool
+) -> dict[str, Grid]:
     own = options.own
     if own.method not in ("nearest", "gptq", "awq", "smoothquant", "mixed"):
         return {}
-    size = options.group_size if options.group_size is not None else own.group_size
+    size = options.group_size
+    if size is None:
+        size = GROUP if to_gguf else own.group_size
     widths = sorted({checkpoint.tensors[name].shape[1] for name in linears})
     fitting = [each for each in _USUAL_GROUPS if not any(width % each for width in widths)]
     if size is None:
