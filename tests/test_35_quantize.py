@@ -28,7 +28,7 @@ from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from minigen.tokenizer.tokenizer import Tokenizer
-from tests.quantized_files import LAYERS, write_tiny
+from tests.tiny_gguf import LAYERS, write_tiny
 from tests.test_12_tokenizer import HARD_TEXTS, WITNESSES, _llama, _save, _trained
 from tests.test_cli import main
 
@@ -397,7 +397,7 @@ def save_merging_tokenizer(folder: Path) -> None:
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-    from tests.quantized_files import MERGES, SPECIALS, TEMPLATE, vocabulary
+    from tests.tiny_gguf import MERGES, SPECIALS, TEMPLATE, vocabulary
 
     ids = {token: i for i, token in enumerate(vocabulary())}
     merges = [(left, right) for left, _, right in (each.partition(" ") for each in MERGES)]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from minigen.checkpoint.checkpoint import Checkpoint
+from minigen.checkpoint.quantized.matrix import QuantizedTensor
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, PagedRunner
 from minigen.errors import OptionError
@@ -204,7 +206,7 @@ def _choose(
     """Return the weight format, the reason for it, and why the compiled step cannot run, if so."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
-    reason = "auto: as stored" if automatic else "as requested"
+    reason = f"auto: {how_kept(checkpoint, form)}" if automatic else "as requested"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
     if options.kv_cache_dtype == "int8":  # the step is compiled if needed
         if obstacle is not None:
@@ -240,12 +242,40 @@ def _slower_than_torch(form: str, torch_form: str) -> str | None:
 
 def stored_form(checkpoint: Checkpoint) -> str:
     """Return the smallest weight format that loses little or none of the file's precision."""
-    sizes: dict[str, int] = {}
+    forms = {_form_of(each) for each in _layer_matrices(checkpoint)}
+    return "int4" if forms == {"int4"} else "int8"
+
+
+def _form_of(matrix: StoredTensor) -> str:
+    """Return "int4" if the kernels multiply a matrix's own codes in 4 bits, else "int8"."""
+    integers = matrix.integers()
+    if integers is None or not has_numba():
+        return _STORED_AS.get(matrix.kind, "int8")
+    from minigen.kernels.cpu.packed_weights import keeps_codes
+
+    return "int4" if keeps_codes(integers, "int4") else "int8"
+
+
+def how_kept(checkpoint: Checkpoint, form: str) -> str:
+    """Return how a format keeps the codes of a quantised checkpoint's layers."""
+    quantized = [each for each in _layer_matrices(checkpoint) if isinstance(each, QuantizedTensor)]
+    if not quantized or not has_numba():
+        return "as stored"
+    from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_steps
+
+    integers = [each.integers() for each in quantized]
+    kept = [each for each in integers if each is not None and keeps_codes(each, form)]
+    if len(kept) < len(quantized):
+        return f"{len(quantized) - len(kept)} matrices rounded to {form}"
+    if any(rounds_steps(each, form) for each in kept):
+        return "as stored, scales and minima rounded to float16"
+    return "as stored"
+
+
+def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
     for name, tensor in checkpoint.tensors.items():
         if ".layers." in name and len(tensor.shape) == 2:
-            form = _STORED_AS.get(tensor.kind, "int8")
-            sizes[form] = sizes.get(form, 0) + tensor.num_bytes
-    return "int4" if set(sizes) == {"int4"} else "int8"
+            yield tensor
 
 
 def _obstacle(
