@@ -1,6 +1,6 @@
 """Check files of `minigen quantize` with llama.cpp: it opens them, and answers as minigen does.
 
-`python benchmarks/quantized_agreement.py [--python PATH] [--json FILE]`, PATH being a Python that has
+`python benchmarks/quantized_agreement.py [--python PATH] [--json FILE]`, where a Python at PATH has
 `llama-cpp-python` and `gguf`. This is a check, not a measurement.
 
 For each scheme the default model is quantized to a GGUF. minigen, with float32 activations, answers

@@ -28,9 +28,9 @@ from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from minigen.tokenizer.tokenizer import Tokenizer
-from tests.tiny_gguf import LAYERS, write_tiny
 from tests.test_12_tokenizer import HARD_TEXTS, WITNESSES, _llama, _save, _trained
 from tests.test_cli import main
+from tests.tiny_gguf import LAYERS, write_tiny
 
 TEXT = (
     "The cat and the dog went in, and then another thing happened: 37 quick brown foxes jumped "
@@ -320,6 +320,44 @@ def test_a_directory_holds_the_weights_of_the_scheme(
             grid = make_plan(before, QuantizeOptions(scheme, **more), False).grids[name]
             rounded = round_to_nearest(original, grid, scale_dtype=torch.float16)
             assert torch.equal(weight, rounded.dequantize()), name
+    after = open_checkpoint(tmp_path / "out")
+    for name, weight in weights.items():
+        torch.testing.assert_close(after.tensors[name].dequantize(), weight, rtol=1e-6, atol=0)
+    torch.testing.assert_close(logits_of(after), logits_of(before, weights), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "more"),
+    [
+        ("int4", {"symmetric": False}),
+        ("rtn", {"bits": 3, "group_size": 16, "symmetric": False}),
+        ("int8", {}),
+        ("w8a8", {}),
+        ("fp8", {}),
+    ],
+)
+def test_the_library_of_compressed_tensors_reads_the_same_weights(
+    scheme: str, more: dict[str, Any], source: Path, tmp_path: Path
+) -> None:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    made(source, tmp_path / "out", scheme, **more)
+    config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    theirs = QuantizationConfig(**config["quantization_config"])
+    (group,) = theirs.config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(theirs.format)
+    stored = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    for name, weight in by_hand(tmp_path / "out").items():
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_scale" in stored:
+            parts = {
+                key.removeprefix(f"{module}."): tensor
+                for key, tensor in stored.items()
+                if key.startswith(f"{module}.weight")
+            }
+            found = compressor.decompress(parts, group)["weight"]
+            torch.testing.assert_close(found.float(), weight, rtol=2**-10, atol=0)
 
 
 def test_the_configuration_names_format_bits_groups_and_activations(
@@ -358,6 +396,7 @@ def test_nf4_has_the_layout_of_bitsandbytes(source: Path, tmp_path: Path) -> Non
     values = stored[f"{name}.quant_map"][codes].unflatten(0, (-1, 64))
     weight = (values * stored[f"{name}.absmax"].unsqueeze(-1)).view(64, 256)
     assert relative_error(open_checkpoint(source).tensors[name].dequantize(), weight) < 0.1
+    assert torch.equal(open_checkpoint(tmp_path / "out").tensors[name].dequantize(), weight)
 
 
 def test_the_tokenizer_and_template_of_a_gguf_open_in_transformers(
@@ -697,6 +736,7 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(sourc
         ({"scheme": "w8a8", "symmetric": False}, "The scheme w8a8 takes no symmetric"),
         ({"scheme": "q4_0", "calibration": Path("a")}, "The scheme q4_0 takes no calibration"),
         ({"scheme": "rtn", "target_bits": 4.0}, "The scheme rtn takes no target_bits"),
+        ({"scheme": "mixed", "target_bits": 1.0}, "target_bits must be from 2 to 16, not 1.0"),
         ({"scheme": "gptq"}, "The scheme gptq needs calibration, a text file"),
         ({"scheme": "rtn", "calibration_tokens": 0}, "calibration_tokens must be at least 1"),
     ],

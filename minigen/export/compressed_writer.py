@@ -21,7 +21,7 @@ from torch import Tensor
 from minigen.errors import WeightsError
 from minigen.export.partial import Piece
 from minigen.quantization.float_codes import NF4_VALUES, Fp8Matrix, Nf4Matrix
-from minigen.quantization.grid import QuantizedMatrix, pack_codes, unpack_codes
+from minigen.quantization.grid import Grid, QuantizedMatrix, pack_codes, unpack_codes
 
 _VERSION = "0.9.0"  # of the form of `quantization_config` that is written here
 _DYNAMIC = {"dynamic": True, "strategy": "token", "symmetric": True}
@@ -58,7 +58,7 @@ def packed_piece(matrix: QuantizedMatrix, scale_dtype: torch.dtype) -> Piece:
             raise WeightsError("The zero points must be codes, whole numbers from 0.")
         packed = pack_codes(zeros.to(torch.uint8).T.contiguous(), matrix.grid.bits)
         tensors["weight_zero_point"] = packed.T.contiguous()
-    return Piece(_form("pack-quantized", _weights_of(matrix), None), tensors)
+    return Piece(_form("pack-quantized", _weights_of(matrix.grid), None), tensors)
 
 
 def int8_piece(codes: Int8[Tensor, "rows columns"], scales: Float[Tensor, "rows 1"]) -> Piece:
@@ -159,15 +159,13 @@ def _form(name: str, weights: Mapping[str, Any], activations: Mapping[str, Any] 
     return json.dumps(described, sort_keys=True)
 
 
-def _weights_of(matrix: QuantizedMatrix) -> dict[str, Any]:
-    grid = matrix.grid
-    size = grid.size_of_group(matrix.shape[1])
-    by_row = size == matrix.shape[1]
+def _weights_of(grid: Grid) -> dict[str, Any]:
+    by_row = grid.group_size == -1
     return {
         "num_bits": grid.bits,
         "type": "int",
         "symmetric": grid.symmetric,
         "strategy": "channel" if by_row else "group",
-        "group_size": None if by_row else size,
+        "group_size": None if by_row else grid.group_size,
         "dynamic": False,
     }

@@ -141,6 +141,8 @@ class QuantizeOptions:
         ):
             if given is not None and not taken:
                 raise OptionError(f"The scheme {self.scheme} takes no {name}: it is {own.text}.")
+        if self.target_bits is not None and not 2 <= self.target_bits <= 16:
+            raise OptionError(f"target_bits must be from 2 to 16, not {self.target_bits}.")
         if self.calibration_tokens < 1:
             raise OptionError(
                 f"calibration_tokens must be at least 1, not {self.calibration_tokens}."
