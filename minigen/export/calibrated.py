@@ -114,17 +114,14 @@ def make_calibrated(
             for name, piece in make(inputs).items():
                 partial.put(name, piece)
                 tell()
-        unfolded = _unfolded(checkpoint, partial, names, shared.layer_id)
         inputs.clear()
-        return unfolded
+        return _unfolded(partial, names, shared.layer_id) if sequential else {}
 
     sequential = plan.method != "kind"  # an importance matrix is one of the original model
     calibrate(checkpoint.config, checkpoint.tensors, windows, quantize, sequential=sequential)
 
 
-def _unfolded(
-    checkpoint: Checkpoint, partial: PartialOutput, names: Sequence[str], layer_id: int
-) -> dict[str, Tensor]:
+def _unfolded(partial: PartialOutput, names: Sequence[str], layer_id: int) -> dict[str, Tensor]:
     """Return a layer's weights as they act between the original norms, from its pieces alone."""
     weights = {name: dequantize(partial.get(name)) for name in names}
     prefix = f"model.layers.{layer_id}."

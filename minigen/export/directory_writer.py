@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.config_json import read_json
@@ -23,7 +25,7 @@ from minigen.export.gguf_metadata import rope_divisors
 from minigen.export.partial import FLOATING, PartialOutput
 from minigen.export.pieces import float_dtype, floating
 from minigen.export.plan import Plan
-from minigen.export.safetensors_writer import TensorToWrite, ready, write_safetensors
+from minigen.export.safetensors_writer import TensorToWrite, write_safetensors
 from minigen.tokenizer.gguf import read_vocabulary, special_tokens
 
 _COPIED = (
@@ -81,11 +83,17 @@ class DirectoryOutput:
             piece, (stem, _, _) = partial.get(name), name.rpartition(".")
             if piece.form != FLOATING:
                 forms[stem] = piece.form
-            tensors |= {f"{stem}.{key}": ready(each) for key, each in piece.tensors.items()}
+            for key, each in piece.tensors.items():
+                load = functools.partial(_part, partial, name, key)
+                tensors[f"{stem}.{key}"] = TensorToWrite(each.dtype, tuple(each.shape), load)
         write_safetensors(folder / "model.safetensors", tensors)
         embedding = self._checkpoint.tensors["model.embed_tokens.weight"]
         dtype = float_dtype(embedding)
         write_model_files(self._checkpoint, folder, quantization_config(forms), dtype)
+
+
+def _part(partial: PartialOutput, name: str, key: str) -> Shaped[Tensor, "..."]:
+    return partial.get(name).tensors[key]
 
 
 def write_model_files(
