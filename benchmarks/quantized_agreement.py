@@ -34,7 +34,21 @@ from minigen.quantization.grid import relative_error
 from tests.golden.make import QUESTIONS
 from tests.test_35_quantize import judged_matrix
 
-FILES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "gptq")
+FILES = (
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q2_k",
+    "q3_k",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_nl",
+    "mxfp4",
+    "gptq",
+)
 FILES = (*FILES, "awq", "mixed")
 CALIBRATION_TOKENS = 4096
 

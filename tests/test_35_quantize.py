@@ -119,7 +119,7 @@ def test_every_kind_is_read_alike_by_the_gguf_library(kind: str) -> None:
 
 
 # The relative error of llama.cpp's own quantizer (`ggml_quantize_chunk`) on `judged_matrix()`.
-OF_LLAMA_CPP = {"Q4_K": 0.0, "Q5_K": 0.0, "Q6_K": 0.0, "IQ4_NL": 0.0}
+OF_LLAMA_CPP = {"Q2_K": 0.0, "Q3_K": 0.0, "Q4_K": 0.0, "Q5_K": 0.0, "Q6_K": 0.0, "IQ4_NL": 0.0}
 
 
 def judged_matrix() -> torch.Tensor:

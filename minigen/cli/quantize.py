@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 SCHEMES = (  # of `minigen.export.plan`, without its imports; a test compares them
-    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4"),
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k"),
+    *("q5_k", "q6_k", "iq4_nl", "mxfp4"),
     *("f16", "bf16", "int4", "int8", "rtn", "gptq", "awq", "w8a8", "fp8", "nf4", "mixed"),
 )
 

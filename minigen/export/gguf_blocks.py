@@ -17,6 +17,8 @@ from minigen.checkpoint.quant_formats import FORMATS
 from minigen.errors import OptionError, WeightsError
 from minigen.export.k_quants import (
     quantize_iq4_nl,
+    quantize_q2_k,
+    quantize_q3_k,
     quantize_q4_k,
     quantize_q5_k,
     quantize_q6_k,
@@ -27,6 +29,8 @@ RowBytes = UInt8[Tensor, "rows row_bytes"]
 Quantizer = Callable[[Tensor, Tensor | None], Tensor]
 
 OWN: dict[str, tuple[int, Quantizer]] = {  # kind -> numbers in a block, and its quantizer
+    "Q2_K": (256, quantize_q2_k),
+    "Q3_K": (256, quantize_q3_k),
     "Q4_K": (256, quantize_q4_k),
     "Q5_K": (256, quantize_q5_k),
     "Q6_K": (256, quantize_q6_k),

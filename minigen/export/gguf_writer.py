@@ -35,6 +35,7 @@ from minigen.export.plan import Plan, is_stored_as
 _QUANTIZATION_VERSION = 2
 _FILE_TYPES = {
     "F32": LlamaFileType.ALL_F32,
+    "Q3_K": LlamaFileType.MOSTLY_Q3_K_S,
     "Q4_K": LlamaFileType.MOSTLY_Q4_K_S,
     "Q5_K": LlamaFileType.MOSTLY_Q5_K_S,
     "MXFP4": LlamaFileType.MOSTLY_MXFP4_MOE,

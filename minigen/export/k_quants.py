@@ -1,9 +1,10 @@
 """Quantizers of GGUF's K kinds and of IQ4_NL, for which the `gguf` library has no quantizer.
 
 A super-block of Q4_K or Q5_K is 256 weights in 8 sub-blocks: weight = (d * s) * code - (dmin * m).
-The scale s and the minimum m of a sub-block have 6 bits, d and dmin are float16. Q6_K has 16
-sub-blocks with a signed scale and no minimum. IQ4_NL has 32 weights, each one of 16 values that
-are not evenly spaced, times one scale.
+The scale s and the minimum m of a sub-block have 6 bits, d and dmin are float16. Q2_K is the same
+with 16 sub-blocks and 4 bits. Q3_K and Q6_K have 16 sub-blocks with a signed scale of 6 or 8 bits
+and no minimum. IQ4_NL has 32 weights, each one of 16 values that are not evenly spaced, times one
+scale.
 
 The method is the one that ggml publishes (`ggml-quants.c`): for each sub-block it tries ranges
 slightly wider and narrower than that of the weights, rounds, solves the weighted least squares for
@@ -23,49 +24,61 @@ Weights = Float[Tensor, "blocks block_size"]
 Blocks = UInt8[Tensor, "blocks block_bytes"]
 SubBlocks = Float[Tensor, "blocks parts part_size"]
 PerPart = Float[Tensor, "blocks parts"]
+PartBytes = UInt8[Tensor, "blocks parts"]
+Codes = UInt8[Tensor, "blocks parts part_size"]
+Half = Float[Tensor, "blocks 1"]
 
-_MAX_SCALE = 63  # of 6 bits
 _AFFINE_TRIES = tuple(step / 10 for step in range(-10, 11))  # codes more or fewer in the range
 _SYMMETRIC_TRIES = tuple(step / 10 for step in range(-9, 10))
 _NONLINEAR_TRIES = tuple(range(-7, 8))
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
-def quantize_q4_k(weights: Weights, importance: Weights | None = None) -> Blocks:
-    """Quantize super-blocks of 256 weights to Q4_K, 144 bytes each: 4.5 bits per weight.
+def quantize_q2_k(weights: Weights, importance: Weights | None = None) -> Blocks:
+    """Quantize super-blocks of 256 weights to Q2_K, 84 bytes each: 2.625 bits per weight.
 
     `importance` says how much the squared error of each weight counts. Without it, larger weights
-    count more, as in ggml.
+    count more, as in ggml; so for the other kinds.
     """
-    header, codes = _affine_codes(weights, importance, 15)
+    d, dmin, scales, minima, codes = _affine_codes(weights, importance, (16, 16), 3, 15)
+    scale_bytes = scales | minima << 4
+    header = [scale_bytes, _quarters(codes)]
+    return torch.cat([*header, d.view(torch.uint8), dmin.view(torch.uint8)], dim=-1)
+
+
+def quantize_q3_k(weights: Weights, importance: Weights | None = None) -> Blocks:
+    """Quantize super-blocks of 256 weights to Q3_K, 110 bytes each: 3.4375 bits per weight."""
+    d, scales, codes = _symmetric_codes(weights, importance, 4, 32)
+    eighths = (codes >> 2).flatten(-2).unflatten(-1, (8, 32))  # the third bit, set from 0 up
+    highs = (eighths << _places(8)).sum(dim=-2, dtype=torch.uint8)
+    shifted = (scales + 32).to(torch.uint8)
+    low = shifted & 15
+    upper = ((shifted >> 4).unflatten(-1, (4, 4)) << _places(4, 2)).sum(dim=-2, dtype=torch.uint8)
+    packed = [low[:, :8] | low[:, 8:] << 4, upper]
+    return torch.cat([highs, _quarters(codes & 3), *packed, d.view(torch.uint8)], dim=-1)
+
+
+def quantize_q4_k(weights: Weights, importance: Weights | None = None) -> Blocks:
+    """Quantize super-blocks of 256 weights to Q4_K, 144 bytes each: 4.5 bits per weight."""
+    header, codes = _in_eight_parts(weights, importance, 15)
     return torch.cat([header, _nibble_pairs(codes)], dim=-1)
 
 
 def quantize_q5_k(weights: Weights, importance: Weights | None = None) -> Blocks:
     """Quantize super-blocks of 256 weights to Q5_K, 176 bytes each: 5.5 bits per weight."""
-    header, codes = _affine_codes(weights, importance, 31)
-    places = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
-    fifth = ((codes >> 4) << places).sum(dim=-2, dtype=torch.uint8)
+    header, codes = _in_eight_parts(weights, importance, 31)
+    fifth = ((codes >> 4) << _places(8)).sum(dim=-2, dtype=torch.uint8)
     return torch.cat([header, fifth, _nibble_pairs(codes & 15)], dim=-1)
 
 
 def quantize_q6_k(weights: Weights, importance: Weights | None = None) -> Blocks:
     """Quantize super-blocks of 256 weights to Q6_K, 210 bytes each: 6.5625 bits per weight."""
-    parts = weights.unflatten(-1, (16, 16))
-    weighed = parts.square() if importance is None else importance.unflatten(-1, (16, 16))
-    scales = _fit_symmetric(parts, weighed, 32)
-    widest = torch.take_along_dim(scales, scales.abs().argmax(-1, keepdim=True), -1)
-    d = (widest / -128).half()
-    inverse = _inverse(d.float())
-    part_scales = (scales * inverse).round().clamp(-128, 127)
-    steps = (part_scales * d.float()).unsqueeze(-1)
-    codes = (parts * _inverse(steps)).round().clamp(-32, 31).add(32).to(torch.uint8)
+    d, scales, codes = _symmetric_codes(weights, importance, 32, 128)
     halves = codes.flatten(-2).unflatten(-1, (2, 4, 32))
     low = halves & 15
     lows = torch.cat([low[:, :, 0] | low[:, :, 2] << 4, low[:, :, 1] | low[:, :, 3] << 4], dim=-1)
-    places = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).unsqueeze(-1)
-    highs = ((halves >> 4) << places).sum(dim=-2, dtype=torch.uint8)
-    signed = part_scales.to(torch.int8).view(torch.uint8)
+    highs = ((halves >> 4) << _places(4, 2)).sum(dim=-2, dtype=torch.uint8)
+    signed = scales.to(torch.int8).view(torch.uint8)
     return torch.cat([lows.flatten(-2), highs.flatten(-2), signed, d.view(torch.uint8)], dim=-1)
 
 
@@ -89,20 +102,53 @@ def quantize_iq4_nl(weights: Weights, importance: Weights | None = None) -> Bloc
     return torch.cat([d.view(torch.uint8), codes[:, :16] | codes[:, 16:] << 4], dim=-1)
 
 
-def _affine_codes(
+def _in_eight_parts(
     weights: Weights, importance: Weights | None, max_code: int
 ) -> tuple[UInt8[Tensor, "blocks 16"], UInt8[Tensor, "blocks 8 32"]]:
     """Return the bytes of d, dmin and the 6-bit scales and minima, and the codes by sub-block."""
-    parts = weights.unflatten(-1, (8, 32))
+    d, dmin, scales, minima, codes = _affine_codes(weights, importance, (8, 32), max_code, 63)
+    header = [d.view(torch.uint8), dmin.view(torch.uint8), _pack_sixes(scales, minima)]
+    return torch.cat(header, dim=-1), codes
+
+
+def _affine_codes(
+    weights: Weights,
+    importance: Weights | None,
+    shape: tuple[int, int],
+    max_code: int,
+    max_scale: int,
+) -> tuple[Half, Half, PartBytes, PartBytes, Codes]:
+    """Return d, dmin, the scales and minima from 0 to `max_scale`, and the codes by sub-block.
+
+    `shape` is the number of sub-blocks and their size.
+    """
+    parts = weights.unflatten(-1, shape)
     scales, minima = _fit_affine(parts, _affine_importance(parts, importance), max_code)
-    d = (scales.amax(-1, keepdim=True) / _MAX_SCALE).half()
-    dmin = (minima.amax(-1, keepdim=True) / _MAX_SCALE).half()
-    sixes = (scales * _inverse(d.float())).round().clamp(0, _MAX_SCALE)
-    floors = (minima * _inverse(dmin.float())).round().clamp(0, _MAX_SCALE)
-    steps = (sixes * d.float()).unsqueeze(-1)
-    codes = ((parts + (floors * dmin.float()).unsqueeze(-1)) * _inverse(steps)).round()
-    header = [d.view(torch.uint8), dmin.view(torch.uint8), _pack_sixes(sixes, floors)]
-    return torch.cat(header, dim=-1), codes.clamp(0, max_code).to(torch.uint8)
+    d = (scales.amax(-1, keepdim=True) / max_scale).half()
+    dmin = (minima.amax(-1, keepdim=True) / max_scale).half()
+    steps = (scales * _inverse(d.float())).round().clamp(0, max_scale)
+    floors = (minima * _inverse(dmin.float())).round().clamp(0, max_scale)
+    above = parts + (floors * dmin.float()).unsqueeze(-1)
+    codes = (above * _inverse((steps * d.float()).unsqueeze(-1))).round().clamp(0, max_code)
+    return d, dmin, steps.to(torch.uint8), floors.to(torch.uint8), codes.to(torch.uint8)
+
+
+def _symmetric_codes(
+    weights: Weights, importance: Weights | None, most: int, max_scale: int
+) -> tuple[Half, PerPart, Codes]:
+    """Return d, the scales of 16 sub-blocks from -max_scale to max_scale - 1, and the codes.
+
+    A code is the signed one plus `most`, so it is from 0 to 2 * most - 1.
+    """
+    parts = weights.unflatten(-1, (16, 16))
+    weighed = parts.square() if importance is None else importance.unflatten(-1, (16, 16))
+    scales = _fit_symmetric(parts, weighed, most)
+    widest = torch.take_along_dim(scales, scales.abs().argmax(-1, keepdim=True), -1)
+    d = (widest / -max_scale).half()
+    steps = (scales * _inverse(d.float())).round().clamp(-max_scale, max_scale - 1)
+    inverse = _inverse((steps * d.float()).unsqueeze(-1))
+    codes = (parts * inverse).round().clamp(-most, most - 1) + most
+    return d, steps, codes.to(torch.uint8)
 
 
 def _affine_importance(parts: SubBlocks, importance: Weights | None) -> SubBlocks:
@@ -174,13 +220,23 @@ def _inverse(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(torch.isfinite(inverse), inverse, 0.0)
 
 
-def _pack_sixes(scales: PerPart, minima: PerPart) -> UInt8[Tensor, "blocks 12"]:
+def _places(count: int, width: int = 1) -> UInt8[Tensor, "count 1"]:
+    """Return by how many bits to shift 0, 1, 2, ... fields of `width` bits."""
+    return (torch.arange(count, dtype=torch.uint8) * width).unsqueeze(-1)
+
+
+def _quarters(codes: Codes) -> UInt8[Tensor, "blocks 64"]:
+    """Pack codes of 2 bits: a byte has those of four weights that are 32 apart."""
+    quarters = codes.flatten(-2).unflatten(-1, (2, 4, 32)) << _places(4, 2)
+    return quarters.sum(dim=-2, dtype=torch.uint8).flatten(-2)
+
+
+def _pack_sixes(s: PartBytes, m: PartBytes) -> UInt8[Tensor, "blocks 12"]:
     """Pack eight scales and eight minima of 6 bits into 12 bytes.
 
     The first four of each have a byte, whose two upper bits are the upper bits of the last four;
     the lower four bits of these share the other four bytes.
     """
-    s, m = scales.to(torch.uint8), minima.to(torch.uint8)
     first_scales = s[:, :4] | (s[:, 4:] >> 4) << 6
     first_minima = m[:, :4] | (m[:, 4:] >> 4) << 6
     return torch.cat([first_scales, first_minima, s[:, 4:] & 15 | (m[:, 4:] & 15) << 4], dim=-1)

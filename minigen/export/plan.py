@@ -51,6 +51,8 @@ SCHEMES: dict[str, Scheme] = {
     "q5_0": _kind("Q5_0", "5 bits, blocks of 32 with a scale: 5.5 bits per weight"),
     "q5_1": _kind("Q5_1", "5 bits, blocks of 32 with scale and minimum: 6 bits per weight"),
     "q8_0": _kind("Q8_0", "8 bits, blocks of 32 with a scale: 8.5 bits per weight"),
+    "q2_k": _kind("Q2_K", "2 bits, 4-bit scales in blocks of 256: 2.6 bits per weight", True),
+    "q3_k": _kind("Q3_K", "3 bits, 6-bit scales in blocks of 256: 3.4 bits per weight", True),
     "q4_k": _kind("Q4_K", "4 bits, 6-bit scales in blocks of 256: 4.5 bits per weight", True),
     "q5_k": _kind("Q5_K", "5 bits, 6-bit scales in blocks of 256: 5.5 bits per weight", True),
     "q6_k": _kind("Q6_K", "6 bits, 8-bit scales in blocks of 256: 6.6 bits per weight", True),
