@@ -88,15 +88,15 @@ def quantize_iq4_nl(weights: Weights, importance: Weights | None = None) -> Bloc
     borders = (values[1:] + values[:-1]) / 2
     weighed = weights.square() if importance is None else importance
     widest = torch.take_along_dim(weights, weights.abs().argmax(-1, keepdim=True), -1)
-    scale, least_gain = torch.zeros_like(widest), torch.zeros_like(widest)
+    scale, most_gain = torch.zeros_like(widest), torch.zeros_like(widest)
     for step in _NONLINEAR_TRIES:
         rounded = values[torch.bucketize(weights * _inverse(widest / (step + values[0])), borders)]
         cross = (weighed * weights * rounded).sum(-1, keepdim=True)
         square = (weighed * rounded.square()).sum(-1, keepdim=True)
         gain = cross.square() * _inverse(square)  # the sum of squares that this try explains
-        better = gain > least_gain
+        better = gain > most_gain
         scale = torch.where(better, cross * _inverse(square), scale)
-        least_gain = torch.where(better, gain, least_gain)
+        most_gain = torch.where(better, gain, most_gain)
     d = scale.half()
     codes = torch.bucketize(weights * _inverse(d.float()), borders).to(torch.uint8)
     return torch.cat([d.view(torch.uint8), codes[:, :16] | codes[:, 16:] << 4], dim=-1)
