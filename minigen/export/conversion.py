@@ -67,7 +67,7 @@ def quantize_model(
     if out.exists():
         raise OptionError(f"{out} exists; name another output, or remove it.")
     plan = make_plan(checkpoint, options, to_gguf)
-    make_output = GGUFOutput if to_gguf else DirectoryOutput
+    make_output: type[GGUFOutput | DirectoryOutput] = GGUFOutput if to_gguf else DirectoryOutput
     output = make_output(checkpoint, plan)
     windows = read_windows(checkpoint, options)
     require_space(out.absolute().parent, 2 * output.estimated_bytes())
@@ -76,10 +76,10 @@ def quantize_model(
         num_found = sum(partial.has(name) for name in plan.made)
         tell = _teller(checkpoint, plan, partial, progress)
         if plan.method == "mixed":
-            target = options.target_bits or DEFAULT_TARGET
+            target_bits = options.target_bits or DEFAULT_TARGET
             tell_layer = _layer_teller(checkpoint, progress)
             window = windows[0][:TOKENS]
-            plan = choose_bits(checkpoint, plan, target, partial, window, tell_layer)
+            plan = choose_bits(checkpoint, plan, target_bits, partial, window, tell_layer)
             output = make_output(checkpoint, plan)
         elif windows:
             make_calibrated(checkpoint, plan, partial, windows, tell)
@@ -87,8 +87,8 @@ def quantize_model(
             if not partial.has(name):
                 partial.put(name, plain_piece(checkpoint.tensors[name], plan))
                 tell()
-        with partial.writing() as target:
-            output.write(target, partial)
+        with partial.writing() as path_of_output:
+            output.write(path_of_output, partial)
     sizes = checkpoint.num_bytes, _size_of(out)
     return Report(out, *sizes, len(plan.made), num_found, fallback_lines(plan))
 

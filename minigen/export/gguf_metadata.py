@@ -178,8 +178,8 @@ def _vocabulary_keys(
         tokens[token_id] = token
         is_byte = bool(model.get("byte_fallback")) and token[:3] == "<0x" and len(token) == 6
         types[token_id] = _BYTE if is_byte else _NORMAL
-    for token_id, token in added.items():
-        types[token_id] = _CONTROL if token.special else _USER_DEFINED
+    for token_id, each in added.items():
+        types[token_id] = _CONTROL if each.special else _USER_DEFINED
     merges = [
         tuple(each.split(" ", 1)) if isinstance(each, str) else each for each in model["merges"]
     ]
