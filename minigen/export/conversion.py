@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minigen import __version__
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.errors import OptionError
 from minigen.export.calibrated import extra_names, make_calibrated, read_windows
@@ -26,6 +25,7 @@ from minigen.export.pieces import plain_piece
 from minigen.export.plan import Plan, QuantizeOptions, make_plan
 from minigen.hub.pypi import Progress, format_bytes
 
+_VERSION = 1  # of the pieces; to be raised when a method gives other bytes
 _LABEL, _MEASURING = "quantizing", "measuring sensitivity"
 
 
@@ -143,7 +143,7 @@ def _identity(path: Path, options: QuantizeOptions, to_gguf: bool) -> dict[str, 
     if options.calibration is not None:
         chosen["calibration"] = hashlib.sha256(options.calibration.read_bytes()).hexdigest()
     return {
-        "minigen": __version__,
+        "version": _VERSION,
         "output": "GGUF" if to_gguf else "directory",
         **chosen,
         "source": identity_of(path),

@@ -1,6 +1,6 @@
 """Writes a model's directory: weights in `model.safetensors`, configuration, tokenizer, template.
 
-The small files of a directory are copied. Those of a GGUF are written anew: `tokenizer.json` by the
+The small files of a directory are copied. Those of a GGUF are made from its keys: `tokenizer.json` by the
 `tokenizers` library from the tokenizer that minigen builds of the vocabulary.
 """
 
