@@ -109,9 +109,10 @@ def fallback_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges: 0-2, 5."""
-    text, start = [], numbers[0]
-    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+    """Return numbers, in whatever order, as ranges: 0-2, 5."""
+    ordered = sorted(numbers)
+    text, start = [], ordered[0]
+    for number, after in zip(ordered, [*ordered[1:], None], strict=True):
         if after != number + 1:
             text.append(str(start) if start == number else f"{start}-{number}")
             start = number if after is None else after

@@ -1,7 +1,8 @@
 """Writes a model's directory: weights in `model.safetensors`, configuration, tokenizer, template.
 
-The small files of a directory are copied. Those of a GGUF are made from its keys: `tokenizer.json` by the
-`tokenizers` library from the tokenizer that minigen builds of the vocabulary.
+The small files of a directory are copied. Those of a GGUF are made from its keys:
+`tokenizer.json` by the `tokenizers` library from the tokenizer that minigen builds of the
+vocabulary.
 """
 
 import functools
