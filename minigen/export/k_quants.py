@@ -15,6 +15,7 @@ many blocks at once. The result is not byte for byte that of ggml; its error is 
 """
 
 from collections.abc import Iterable
+from itertools import product
 
 import torch
 from jaxtyping import Float, UInt8
@@ -120,16 +121,29 @@ def _affine_codes(
 ) -> tuple[Half, Half, PartBytes, PartBytes, Codes]:
     """Return d, dmin, the scales and minima from 0 to `max_scale`, and the codes by sub-block.
 
-    `shape` is the number of sub-blocks and their size.
+    `shape` is the number of sub-blocks and their size. Beside the nearest scale and minimum of a
+    sub-block their neighbours are tried, which ggml does not do.
     """
     parts = weights.unflatten(-1, shape)
-    scales, minima = _fit_affine(parts, _affine_importance(parts, importance), max_code)
+    weighed = _affine_importance(parts, importance)
+    scales, minima = _fit_affine(parts, weighed, max_code)
     d = (scales.amax(-1, keepdim=True) / max_scale).half()
     dmin = (minima.amax(-1, keepdim=True) / max_scale).half()
-    steps = (scales * _inverse(d.float())).round().clamp(0, max_scale)
-    floors = (minima * _inverse(dmin.float())).round().clamp(0, max_scale)
-    above = parts + (floors * dmin.float()).unsqueeze(-1)
-    codes = (above * _inverse((steps * d.float()).unsqueeze(-1))).round().clamp(0, max_code)
+    near_scale = (scales * _inverse(d.float())).round()
+    near_minimum = (minima * _inverse(dmin.float())).round()
+    least = torch.full_like(scales, torch.inf)
+    steps, floors, codes = near_scale, near_minimum, torch.zeros_like(parts)
+    for more, lower in product((0, -1, 1), (0, -1, 1)):
+        tried = (near_scale + more).clamp(0, max_scale)
+        floor = (near_minimum + lower).clamp(0, max_scale)
+        step = (tried * d.float()).unsqueeze(-1)
+        offset = (floor * dmin.float()).unsqueeze(-1)
+        rounded = ((parts + offset) * _inverse(step)).round_().clamp_(0, max_code)
+        error = (weighed * (rounded * step - offset - parts).square()).sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        steps, floors = torch.where(better, tried, steps), torch.where(better, floor, floors)
+        codes = torch.where(better.unsqueeze(-1), rounded, codes)
     return d, dmin, steps.to(torch.uint8), floors.to(torch.uint8), codes.to(torch.uint8)
 
 
@@ -145,10 +159,19 @@ def _symmetric_codes(
     scales = _fit_symmetric(parts, weighed, most)
     widest = torch.take_along_dim(scales, scales.abs().argmax(-1, keepdim=True), -1)
     d = (widest / -max_scale).half()
-    steps = (scales * _inverse(d.float())).round().clamp(-max_scale, max_scale - 1)
-    inverse = _inverse((steps * d.float()).unsqueeze(-1))
-    codes = (parts * inverse).round().clamp(-most, most - 1) + most
-    return d, steps, codes.to(torch.uint8)
+    nearest = (scales * _inverse(d.float())).round()
+    least = torch.full_like(scales, torch.inf)
+    steps, codes = nearest, torch.zeros_like(parts)
+    for more in (0, -1, 1):
+        tried = (nearest + more).clamp(-max_scale, max_scale - 1)
+        step = (tried * d.float()).unsqueeze(-1)
+        rounded = (parts * _inverse(step)).round_().clamp_(-most, most - 1)
+        error = (weighed * (rounded * step - parts).square()).sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        steps = torch.where(better, tried, steps)
+        codes = torch.where(better.unsqueeze(-1), rounded, codes)
+    return d, steps, (codes + most).to(torch.uint8)
 
 
 def _affine_importance(parts: SubBlocks, importance: Weights | None) -> SubBlocks:
