@@ -62,7 +62,7 @@ chunk.restype = ctypes.c_size_t
 pointer, count = ctypes.c_void_p, ctypes.c_int64
 chunk.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
 path, kinds = sys.argv[1], sys.argv[2:]
-weight = np.load(path)
+weight = np.ascontiguousarray(np.load(path), np.float32)
 for kind in kinds:
     number = gguf.GGMLQuantizationType[kind]
     size, block_bytes = gguf.GGML_QUANT_SIZES[number]

@@ -130,7 +130,8 @@ def judged_matrix() -> torch.Tensor:
     """Return 64 rows of 512 weights whose size differs by row, with a few large ones."""
     numbers = np.random.RandomState(35).standard_normal((64, 512)).astype(np.float32)
     sizes = np.linspace(0.01, 0.1, 64, dtype=np.float32)[:, None]
-    return torch.from_numpy(numbers * sizes * (1 + 4 * (np.abs(numbers) > 3)))
+    larger = np.where(np.abs(numbers) > 3, np.float32(5), np.float32(1))
+    return torch.from_numpy(numbers * sizes * larger)
 
 
 @pytest.mark.parametrize("kind", OF_LLAMA_CPP)

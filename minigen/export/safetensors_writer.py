@@ -5,7 +5,6 @@ the tensors' bytes without gaps.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,5 +72,3 @@ def write_safetensors(
             tensor = each.load().contiguous()
             assert (tensor.dtype, tuple(tensor.shape)) == (each.dtype, each.shape), name
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
