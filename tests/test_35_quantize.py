@@ -54,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options_of(scheme: str, source: Path, **more: Any) -> QuantizeOptions:
     """Return options with what the scheme needs."""
     if SCHEMES[scheme].calibration == "needed":
-        more = {"calibration": source.with_name("text.txt"), "calibration_tokens": 400, **more}
+        more = {"calibration": source.with_name("text.txt"), "calibration_tokens": 256, **more}
     return QuantizeOptions(scheme, **more)
 
 
