@@ -38,7 +38,16 @@ ASSEMBLY = {
         for name in ("assemble", "compressed", "floats", "integers", "matrix", "methods")
     ),
 }
-ASSEMBLY_PACKAGES = ("assembly", "bench", "cli", "doctor", "hub", "sockets", "quantization")
+ASSEMBLY_PACKAGES = (
+    "assembly",
+    "bench",
+    "cli",
+    "doctor",
+    "export",
+    "hub",
+    "quantization",
+    "sockets",
+)
 SERVER = "minigen.server."  # chapters based on the assembled engine, as the command line is
 MAX_LINES = 500
 FOLDERS = (*PACKAGES, "tests", "tools", "benchmarks")
