@@ -29,7 +29,7 @@ from minigen.trace.events import EventKind
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS, LONG = 128, 512
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES = (1, 2, 4, 8, 16)  # 32 such prompts do not fit into the memory of the cache
 WITHOUT, AGAIN = "without", "without, again"
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 12}
 FOUR = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}

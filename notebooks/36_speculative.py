@@ -987,8 +987,8 @@ else:
 # steps, by what further rows cost. In 4 bits a step is shorter to begin with, and its rows are dearer.
 #
 # In the stored benchmark, copying gains less the larger the batch is. At 4 and 16, always four drafts gain more
-# than the adaptive choice, which needs steps to find out. On the control, always four lose in a batch of 16,
-# and the adaptive choice loses less. (A few per cent mean nothing there: see the bands.)
+# than the adaptive choice, which needs steps to find out. On the control, both lose in a batch of 16, in
+# bfloat16 the adaptive choice less. (A few per cent mean nothing there: see the bands.)
 #
 # ## Claims
 #
