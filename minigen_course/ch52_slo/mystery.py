@@ -469,9 +469,8 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
 
 def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 8."""
-    limited, loose = (
-        simulate(load, replace(knobs, max_in_flight_per_key=most)) for most in (24, 30)
-    )
+    limited = simulate(load, replace(knobs, max_in_flight_per_key=24))
+    loose = simulate(load, replace(knobs, max_in_flight_per_key=30))
     alone = Vitals.of(simulate([each for each in load if each.tenant == "other"], knobs))
     roomy = Vitals.of(simulate(load, replace(knobs, max_num_seqs=128)))
     return Case(
