@@ -725,7 +725,7 @@ print(f"predicted by the unedited list: ⟨{other_steps}⟩ steps")
 #
 # Blocks that were allocated for wrong drafts stay with the sequence, as it needs them soon. And because drafts
 # are never worth another request's place, the scheduler adds them last: after all decodes, all prompts that
-# have begun, and all waiting requests that can start. They take only blocks that none of these needs in this
+# have started, and all waiting requests that can start. They take only blocks that none of these needs in this
 # step (they may evict cached ones), and preempt no sequence. If there are no blocks, there are no drafts.
 #
 # ## Your turn: roll back
