@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 
 _EXACT = decimal.Context(prec=2000)
+_LARGEST_EXPONENT = 10**17  # Decimal itself ends at 10^18; no schema has a bound out there
 
 
 def failure(schema: Any, text: str) -> str | None:
@@ -28,4 +29,11 @@ def failure(schema: Any, text: str) -> str | None:
 
 
 def _decimal(text: str) -> Any:
-    return json.loads(text, parse_float=decimal.Decimal)
+    return json.loads(text, parse_float=_number)
+
+
+def _number(text: str) -> decimal.Decimal:
+    """Return the number; one with an exponent past Decimal's range on the same side of all bounds."""
+    digits, _, exponent = text.lower().partition("e")
+    limit = _LARGEST_EXPONENT
+    return decimal.Decimal(f"{digits}e{max(-limit, min(limit, int(exponent or 0)))}")
