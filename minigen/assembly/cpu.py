@@ -149,6 +149,7 @@ class CpuPlan:
         config, options = self.checkpoint.config, self.options
         sizes = (config.kv_heads, options.block_size, config.head_dim, DTYPES[self.form])
         pool: BlockPool
+        attention: Any
         with memory_for(num_blocks, options.block_size):
             if self.coded is not None:
                 pool, attention = self.coded.pool(manager, num_blocks), attend_coded

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -161,15 +162,19 @@ def score(
         begins = [] if bos_token_id is None else [bos_token_id]
         ids = [*begins, *token_ids[window.start : window.stop]]
         first = window.first - window.start + len(begins)
-        targets = torch.tensor(ids[first:]).split(num_rows)
+        right = torch.tensor(ids[first:])
         own = rows(ids, first, num_rows)
-        theirs = [None] * len(targets) if reference is None else reference(ids, first, num_rows)
-        for logits, others, right in zip(own, theirs, targets, strict=True):
-            for start in range(0, len(right), PIECE):
-                piece = slice(start, start + PIECE)
+        theirs = repeat(None) if reference is None else reference(ids, first, num_rows)
+        for logits, others in zip(own, theirs, strict=reference is not None):
+            assert others is None or len(others) == len(logits), "both take equal steps"
+            for at in range(0, len(logits), PIECE):
+                piece = slice(at, at + PIECE)
                 compared = None if others is None else others[piece]
-                found.append(_score_rows(logits[piece], compared, right[piece]))
+                num_compared = len(logits[piece])
+                found.append(_score_rows(logits[piece], compared, right[:num_compared]))
+                right = right[num_compared:]
                 total += float(found[-1][0].sum())
+        assert not len(right), "each scored token has a row"
         places += [index] * (len(ids) - first)
         on_window(total / len(places))
     columns = [torch.cat(each).numpy() for each in zip(*found, strict=True)]

@@ -176,8 +176,11 @@ def attend_coded(pool: CodedPool, batch: Batch, windows: SequenceOf[int | None])
         outs = []
         for piece, mask in zip(pieces, masks[windows[layer_id]], strict=True):
             keys, values = pool.extend(layer_id, piece, k[piece.rows], v[piece.rows])
-            by_head = (each.transpose(0, 1).unsqueeze(0) for each in (q[piece.rows], keys, values))
-            out = functional.scaled_dot_product_attention(*by_head, attn_mask=mask, enable_gqa=True)
+            query = q[piece.rows]
+            heads = [each.transpose(0, 1).unsqueeze(0) for each in (query, keys, values)]
+            out = functional.scaled_dot_product_attention(
+                heads[0], heads[1], heads[2], attn_mask=mask, enable_gqa=True
+            )
             outs.append(out.squeeze(0).transpose(0, 1))
         return torch.cat(outs)
 
