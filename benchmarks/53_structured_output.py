@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 import torch
-from common import write_results
+from common import check_compiled, write_results
 from hostile import HOSTILE
 from schemas import as_text, keywords, prompts, schema_of
 from server_process import server
@@ -302,6 +302,7 @@ def _spread(seconds: list[float], unit: float = 1e3) -> dict[str, float]:
 def load(**options: Any) -> tuple[LLM, LLGuidanceBackend]:
     """Load the default model, and a grammar backend for its vocabulary."""
     llm = LLM.load(max_num_seqs=32, **options)
+    check_compiled(llm)
     ends = {*llm.config.eos_token_ids, *llm.tokenizer.eos_token_ids}
     return llm, LLGuidanceBackend(llm.tokenizer, llm.config.vocab_size, ends)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 NOT_BENCHMARKS = {
     *("__init__", "__main__", "common", "questions", "sure"),
-    *("schemas", "witness", "hostile", "server_process"),
+    *("schemas", "witness", "hostile", "server_process", "quantized_quality"),
+    *("quantized_agreement",),
     *("gguf_float32", "llama_cpp_agreement", "step_cost", "step_cost_figures", "step_timing"),
 }
 

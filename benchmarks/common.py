@@ -4,12 +4,14 @@ import argparse
 import json
 import platform
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from minigen import LLM
 from minigen.hardware import cpu_name, num_cores
 
 PACKAGES = (
@@ -59,6 +61,13 @@ def interleaved(
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def check_compiled(llm: LLM) -> None:
+    """Exit with a sentence if a model's steps are not compiled: their kernels are compiled once."""
+    runner = llm.describe()["runner"]
+    if not runner.startswith("a whole step compiled"):
+        sys.exit(f"Compile the kernels first (minigen compile): the runner is {runner}.")
 
 
 def random_prompts(count: int, num_tokens: int, seed: int) -> list[list[int]]:

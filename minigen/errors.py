@@ -18,7 +18,7 @@ class DownloadError(MinigenError):
 
 
 class DiskError(DownloadError):
-    """The disk is full or not writable, so the download cannot be stored."""
+    """The disk is full or not writable, so a file cannot be stored."""
 
 
 class FileFormatError(MinigenError):

@@ -145,12 +145,13 @@ rate = 4 * shape.multiplied / alone_seconds  # bytes of weights that were read i
 big, h100 = SHAPES["Llama-3-70B"], MACHINES["H100 SXM"]
 measured("a step of one token", 1e3 * alone_seconds, "ms")
 measured("so weights are read at", rate / 1e9, "GB/s")
-guess_70b.compare(2 * big.multiplied / rate, "s, had it the memory", measured=True)
+guess_70b.compare(2 * big.multiplied / rate, "s, if the memory were enough", measured=True)
 print(f"on an H100: {2e3 * big.multiplied / h100.bandwidth:.0f} ms, if the model's", end=" ")
 print(f"{2 * big.parameters / 1e9:.0f} GB fitted into its {h100.memory / 1e9:.0f} GB")
 
 # %% [markdown]
-# (`multiplied` counts the weights that a step reads: all but the embedding's table, of which it reads one row.)
+# (`multiplied` counts the weights that a step multiplies by: all but the norms, which are small, and the table
+# of an untied embedding, of which it reads one row. SmolLM2's table is also its output head, so it counts.)
 #
 # Two devices hold twice as much. Whether they are also faster depends on the cut. Cut between layers,
 # each device waits for the one before: more memory, but a token takes as long as ever. That is
@@ -376,8 +377,8 @@ for num_ranks in (8, 16):
 # Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
 # three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
 # outputs, but only the inputs that its three heads give. Heads and units must be divided evenly, so
-# only few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple of
-# them.) The price in memory is small: norms are on every rank. And where there are more ranks than KV
+# only a few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple
+# of them.) The price in memory is small: norms are on every rank. And where there are more ranks than KV
 # heads, each KV head is on several ranks.
 #
 # ## Your turn: two matrices in one tensor
@@ -696,7 +697,7 @@ for name, link in LINKS.items():
 # | NVLink | 0.6, 1.9, 3.4 | 2 | 6.6 + 14 · 0.6 = 15 | 12 to 28 |
 # | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 70 |
 # | InfiniBand | 2.7 and more (any network) | 5 | 6.6 + 14 · 2.7 = 44 or more | 32 to 71 |
-# | Ethernet | 2.7 and more (any network) | 30 | 44 or more | 212 to 429 |
+# | Ethernet | 2.7 and more (any network) | 30 | the same 44 or more | 212 to 429 |
 #
 # Our times for NVLink lie around those of NCCL's plan. Our times for PCIe are too long for cards that use
 # LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a message over TCP,
@@ -746,7 +747,7 @@ explore(
     gain,
     "Decode steps on several cards, by the cost model: how many times as fast as one card, against "
     "the number of ranks, for four links, whether or not such a card can be bought with them. "
-    "The grey line is what it would be without messages. The models are those that 2, 4 and 8 ranks "
+    "The rising grey line is what it would be without messages, the level one a single card. The models are those that 2, 4 and 8 ranks "
     "can share.",
     "41.7",
     model=[
@@ -1170,7 +1171,7 @@ reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my
 # alike. Or do they?
 #
 # **The report:** *each question alone gets a right answer. In the afternoon, when memory is full and
-# requests are preempted, some answers are nonsense, and once a day everything stands still, without
+# requests are preempted, some answers are nonsense, and once a day the engine hangs, without
 # an error.*
 #
 # `agreed_blocks` says how many blocks the pools have (a **pool** is a rank's blocks of the KV cache,
@@ -1386,4 +1387,4 @@ verdicts(
 #   the same for [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html):
 #   the flags, and the makers' advice.
 #
-# **Next:** part 5. The engine gets a door: [chapter 51](51_server.ipynb) puts a server in front of it.
+# **Next:** part 5. [Chapter 51](51_server.ipynb) puts an HTTP server in front of the engine.

@@ -26,7 +26,7 @@
 # for your plan.
 #
 # **Afterwards you can** put an open-loop load on a server, read its metrics and write queries for
-# them, say of a slow request where its time went, find the knob for a symptom, and ask whether the
+# them, say where the time of a slow request went, find the knob for a symptom, and ask whether the
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
@@ -140,7 +140,8 @@ picture(
 # first ran. Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
 # [decode](../docs/glossary.md#decode), until its last token. A request that ran already waited for the
 # long text between two words. Those that came while it was computed waited for that step to end (pink),
-# and most then for a slot (grey). (Half of the 17 wait less than the **median**, p50.) The printed times
+# and most then for a slot (grey). (The **median**, p50, is the wait in the middle: 8 of the 17 are
+# shorter.) The printed times
 # begin when a request was to be sent, the bars a few milliseconds later, when it reached the server.
 #
 # ## Four latencies
@@ -234,7 +235,7 @@ explore(
 # one distribution, and prints how far their p99 differ. The last lines are of two
 # servers, one of which had a bad minute: how do you add up their p99? (The logarithm of the latency is
 # normally distributed, with mean -1.5 and standard deviation 0.8: a **lognormal** distribution, with a
-# long tail as real latencies have. Its p99 is $e^{-1.5 + 0.8 \cdot 2.33}$ = 1.43 s.)
+# long tail as real latencies have. Its p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -596,12 +597,12 @@ queries(page)  # also checks that this server exports every metric that a query 
 #
 # | alert if | because |
 # |---|---|
-# | share of first tokens within 500 ms is below 99 % for five minutes | those who are served feel it |
-# | share refused, failed or given up is above 1 % for five minutes | these got nothing, and no latency shows them |
+# | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
+# | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
 # | requests wait for five minutes without a pause | more arrives than is served |
 # | requests wait, batch slots are free, and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning, no alarm) | how full it is says nothing about waiting (below system 4) |
+# | KV cache is above 90 % (a warning, no alarm) | how full it is says nothing about waiting (see systems 3 and 4, later) |
 # | prefix hit rate falls below half of its usual value | a client changed the beginning of its prompts |
 #
 # (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
@@ -647,8 +648,9 @@ draw.dashboard(
 #    or `nothing`. Name the token budget also when it is too large, so that one long step makes all other
 #    requests wait. If nothing is full, the machine idles or waits, which is a finding, too.
 # 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
-#    resource. If its knobs cannot give more, or if the load should not be there at all, it is the layer
-#    that sends or admits the load.
+#    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
+#    computed again, a job that can wait, more than one tenant's share), it is the layer that sends or
+#    admits the load.
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
@@ -1078,8 +1080,9 @@ reveal(52, make_plan=my_plan)
 # %% [markdown]
 # ## The measurement again, on the real server
 #
-# Take the first number again: four batch slots, and a step of up to 2,048 tokens. This is the real
-# engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it.
+# Take the first number again, the longest wait divided by the shortest. It was measured with four batch
+# slots, and a step of up to 2,048 tokens. This is the real engine on this machine, so turn both knobs that
+# the pictures ask for, and put the same load on it.
 #
 # What should they buy? The stutter should be nearly gone. The longest wait should stay nearly as long,
 # because it is the long text's own prefill, and more slots do not let this processor compute faster.
@@ -1094,6 +1097,8 @@ with serving(tuned) as better:
     before = report(outcomes)
 measured("longest wait, before", before.ttft.max, "s")
 measured("after", again.ttft.max, "s")
+measured("longest wait divided by the shortest, before", before.ttft.max / shortest, "times")
+measured("after", again.ttft.max / min(each.ttft for each in after), "times")
 measured("time to first token, median, before", before.ttft.p50, "s")
 measured("after", again.ttft.p50, "s")
 measured("longest gap between two words, before", before.itl.max, "s")
@@ -1104,9 +1109,9 @@ measured("the longest gap is shorter by", before.itl.max / again.itl.max, "times
 # The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
 # median wait has fallen, too. The longest wait has hardly changed. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
-# takes about as long in chunks as in one step (on some machines rather longer). (If the longest wait
-# has fallen to a fraction instead, another program disturbed the first measurement: run its cell again,
-# and then this one.)
+# takes about as long in chunks as in one step (on some machines rather longer). If yours has
+# fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
+# then this one.
 #
 # ## The opening test, once more
 #
@@ -1232,7 +1237,8 @@ verdicts(
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
 # - A fix in the wrong layer often helps a little. Refuse requests at the door when arithmetic is full.
-#   When the batch slots are full, refusing only hides the fault.
+#   When the batch slots are full, and blocks and arithmetic are free, add slots first: refusing alone hides
+#   the fault. A limit per key is for fairness among tenants.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.

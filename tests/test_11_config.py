@@ -309,11 +309,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
         r"'key007', \.\.\., and",
     ),
     "another activation": (raw(hidden_act="gelu"), UnsupportedError, "hidden_act is 'gelu'"),
-    "quantised": (
-        raw(quantization_config={"quant_method": "awq"}),
-        UnsupportedError,
-        "quantization_config is .*awq.*; minigen supports only configurations without this key",
-    ),
     "partial rotation": (
         raw(partial_rotary_factor=0.5),
         UnsupportedError,

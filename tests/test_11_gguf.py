@@ -431,7 +431,7 @@ UNSUPPORTED: dict[str, tuple[bytes, str]] = {
             gguf_with(parts=(replace(W, kind=GGMLQuantizationType[kind]),)),
             f"w is stored as {kind}; minigen reads F32, F16",
         )
-        for kind in ("Q2_K", "Q3_K", "IQ4_NL", "IQ1_S", "Q8_1", "F64", "I32", "TQ1_0", "MXFP4")
+        for kind in ("Q8_1", "Q8_K", "IQ2_XXS", "IQ3_S", "IQ1_S", "F64", "I32")
     },
 }
 

@@ -23,7 +23,12 @@ from tests.tiny import save_model
 SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q6_K": (208,),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 KINDS = tuple(FORMATS)
 SHAPES = ((1, 1), (1, 5), (7, 1), (3, 3), (1029, 2))  # rows, blocks per row
@@ -39,7 +44,9 @@ def random_bytes(kind: str, rows: int, blocks: int) -> np.ndarray:
             return (numbers.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
         return numbers.astype({"F32": "<f4", "F16": "<f2"}[kind]).view(np.uint8)
     raw = rng.integers(0, 256, (rows, blocks, block_bytes), dtype=np.uint8)
-    for at in SCALES[kind]:
+    if kind == "MXFP4":  # a power of two; the largest would make infinities
+        raw[..., 0] = rng.integers(100, 140, raw.shape[:-1])
+    for at in SCALES.get(kind, ()):
         scales = rng.normal(0, 0.1, (rows, blocks, 1)).astype("<f2")
         raw[..., at : at + 2] = scales.view(np.uint8)
     return raw.reshape(rows, -1)

@@ -302,6 +302,26 @@ def test_drafts_take_no_block_that_another_decode_needs() -> None:
     assert (first.drafts, second.drafts) == ((), (7,))
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_drafts_take_no_block_from_a_prompt(started: bool) -> None:
+    bench = Bench(num_blocks=3, block_size=4, max_num_batched_tokens=7)
+    (first,), (second,) = build(0, [1] * 3, max_output=9), build(1, [2] * 8, max_output=2)
+    bench.add([first])
+    if started:
+        bench.add([second])
+    bench.step()
+    if not started:
+        bench.add([second])
+    first.drafts = (7, 7)
+    chunks = bench.scheduler.schedule()
+    assert {each.sequence: each.num_tokens for each in chunks} == {
+        first: 1,
+        second: 4 if started else 6,
+    }
+    assert first.drafts == ()
+    assert set(bench.scheduler.running) == {first, second}
+
+
 class CountedNumber(int):
     """A number that counts how often it is compared."""
 

@@ -33,8 +33,22 @@ ASSEMBLY = {
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
     *("minigen.kv_cache.quantized", "minigen.kv_cache.fp8"),  # chosen by an option
+    # Only `open_checkpoint` and the assembly import what reads quantised checkpoints.
+    *(
+        f"minigen.checkpoint.quantized.{name}"
+        for name in ("assemble", "compressed", "floats", "integers", "matrix", "methods")
+    ),
 }
-ASSEMBLY_PACKAGES = ("assembly", "bench", "cli", "doctor", "hub", "sockets")
+ASSEMBLY_PACKAGES = (
+    "assembly",
+    "bench",
+    "cli",
+    "doctor",
+    "export",
+    "hub",
+    "quantization",
+    "sockets",
+)
 SERVER = "minigen.server."  # chapters based on the assembled engine, as the command line is
 MAX_LINES = 500
 FOLDERS = (*PACKAGES, "tests", "tools", "benchmarks")

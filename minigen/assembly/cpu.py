@@ -16,6 +16,8 @@ import torch
 
 from minigen.assembly.coded_cache import CODED, CodedCache
 from minigen.checkpoint.checkpoint import Checkpoint
+from minigen.checkpoint.quantized.matrix import QuantizedTensor
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, BlockPool, PagedRunner
 from minigen.errors import OptionError
@@ -235,7 +237,7 @@ def _choose(
     """Return the weight format, the reason for it, and why the compiled step cannot run, if so."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
-    reason = "auto: as stored" if automatic else "as requested"
+    reason = f"auto: {how_kept(checkpoint, form)}" if automatic else "as requested"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
     if options.kv_cache_dtype == "int8" and obstacle is None:  # the step is compiled if needed
         return form, reason, None
@@ -284,12 +286,43 @@ def _slower_than_torch(form: str, torch_form: str) -> str | None:
 
 def stored_form(checkpoint: Checkpoint) -> str:
     """Return the smallest weight format that loses little or none of the file's precision."""
-    sizes: dict[str, int] = {}
+    forms = {_form_of(each) for each in _layer_matrices(checkpoint)}
+    return "int4" if forms == {"int4"} else "int8"
+
+
+def _form_of(matrix: StoredTensor) -> str:
+    """Return "int4" if the kernels multiply a matrix's own codes in 4 bits, else "int8"."""
+    integers = matrix.integers()
+    if integers is None or not has_numba():
+        return _STORED_AS.get(matrix.kind, "int8")
+    from minigen.kernels.cpu.packed_weights import keeps_codes
+
+    return "int4" if keeps_codes(integers, "int4") else "int8"
+
+
+def how_kept(checkpoint: Checkpoint, form: str) -> str:
+    """Return how a format keeps the codes of a quantised checkpoint's layers."""
+    quantized = [each for each in _layer_matrices(checkpoint) if isinstance(each, QuantizedTensor)]
+    if not quantized or not has_numba():
+        return "as stored"
+    from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_steps
+
+    num_rounded, inexact = 0, False
+    for matrix in quantized:
+        integers = matrix.integers()
+        if integers is None or not keeps_codes(integers, form):
+            num_rounded += 1
+        elif rounds_steps(integers, form):
+            inexact = True
+    if num_rounded:
+        return f"{num_rounded} matrices rounded to {form}"
+    return "as stored, scales and minima rounded to float16" if inexact else "as stored"
+
+
+def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
     for name, tensor in checkpoint.tensors.items():
         if ".layers." in name and len(tensor.shape) == 2:
-            form = _STORED_AS.get(tensor.kind, "int8")
-            sizes[form] = sizes.get(form, 0) + tensor.num_bytes
-    return "int4" if set(sizes) == {"int4"} else "int8"
+            yield tensor
 
 
 def _obstacle(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minigen.checkpoint.config_json import read_config, read_config_of
+from minigen.checkpoint.config_json import read_config, read_config_of, read_json
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_safetensors
+from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_raw
 from minigen.errors import FileFormatError, ModelNotFoundError
 from minigen.model.transformer import expected_tensors
 from minigen.tokenizer.tokenizer import Tokenizer
@@ -92,10 +92,19 @@ def open_checkpoint(path: Path, sizes: Mapping[str, int] | None = None) -> Check
 
 def _open_directory(path: Path, sizes: Mapping[str, int] | None) -> Checkpoint:
     config = read_config_of(path)
-    tensors = read_safetensors(path, sizes)
-    kept = {name: each for name, each in tensors.items() if not _is_leftover(name, config)}
-    check_tensors(kept, expected_tensors(config), str(path))
-    return Checkpoint(path, config, kept, None)
+    expected = expected_tensors(config)
+    kept = {
+        name: each for name, each in read_raw(path, sizes).items() if not _is_leftover(name, config)
+    }
+    quantization = read_json(path / "config.json").get("quantization_config")
+    if quantization is None:
+        tensors = {name: each.stored() for name, each in kept.items()}
+    else:
+        from minigen.checkpoint.quantized.assemble import assemble
+
+        tensors = assemble(kept, quantization, expected, str(path / "config.json"))
+    check_tensors(tensors, expected, str(path))
+    return Checkpoint(path, config, tensors, None)
 
 
 def _is_leftover(name: str, config: ModelConfig) -> bool:

@@ -161,6 +161,7 @@ _MAX_LAYERS = 10_000  # a corrupt file may claim billions; real models have abou
 def read_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Read a configuration from the keys of transformers' `config.json`.
 
+    `quantization_config` does not change the architecture; `minigen.checkpoint.quantized` reads it.
     Raises `ConfigError` for missing keys and contradictions, and `UnsupportedError` for values that
     minigen does not support. Both name the key, its file (`where`), and what would be right.
     """
@@ -261,16 +262,15 @@ class _Reader:
         wanted: dict[str, tuple[Any, ...]] = {
             "hidden_act": ("silu",),
             "partial_rotary_factor": (1, 1.0),
-            "quantization_config": (),
             "is_encoder_decoder": (False,),
             "rope_interleaved": (False,),
         }
         for key, supported in wanted.items():
             value = self.raw.get(key)
             if value is not None and value not in supported:
-                only = repr(supported[0]) if supported else "configurations without this key"
                 raise UnsupportedError(
-                    f"{self.where}: {key} is {reprlib.repr(value)}; minigen supports only {only}."
+                    f"{self.where}: {key} is {reprlib.repr(value)}; minigen supports only "
+                    f"{supported[0]!r}."
                 )
 
     def _head_dim(self, hidden: int, q_heads: int) -> int:

@@ -209,3 +209,20 @@ def _tensor_name(name: str) -> str:
         return f"model.layers.{block[1]}.{_TENSOR_NAMES[block[2]]}.{block[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{_TENSOR_NAMES[stem]}.{kind}" if stem in _TENSOR_NAMES else name
+
+
+_GGUF_NAMES = {theirs: own for own, theirs in _TENSOR_NAMES.items()}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def gguf_name(name: str) -> str:
+    """Return the name in a GGUF of a tensor that has this name in transformers' checkpoints.
+
+    >>> gguf_name("model.layers.3.self_attn.q_proj.weight"), gguf_name("model.norm.weight")
+    ('blk.3.attn_q.weight', 'output_norm.weight')
+    """
+    layer = _LAYER.fullmatch(name)
+    if layer and layer[2] in _GGUF_NAMES:
+        return f"blk.{layer[1]}.{_GGUF_NAMES[layer[2]]}.{layer[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{_GGUF_NAMES[stem]}.{kind}" if stem in _GGUF_NAMES else name

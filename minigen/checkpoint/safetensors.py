@@ -6,13 +6,13 @@ header, then bytes), read by the `safetensors` library. GGUF is in `minigen.chec
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Float32, Int32, Int64, UInt8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -22,10 +22,31 @@ from minigen.errors import FileFormatError, UnsupportedError, WeightsError
 from minigen.hardware import page_out
 
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
+_DTYPES = {  # by their names in a header; those without a kind occur in quantised checkpoints
+    **{kind: dtype for dtype, kind in _KINDS.items()},
+    **{"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **({"F8_E8M0": torch.float8_e8m0fnu} if hasattr(torch, "float8_e8m0fnu") else {}),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _CHUNK_ROWS = 1024  # bounds the memory that dequantizing needs in addition to its result
 _MAX_LISTED = 8  # tensors in one error message
+
+
+@dataclass(frozen=True)
+class IntegerCodes:
+    """What the integer codes of a quantised matrix mean: weight = (code - zero) x scale.
+
+    A code has `bits` bits. `group_size` neighbouring columns of a row share a scale and a zero
+    point; the last group may be narrower. `read` returns the codes.
+    """
+
+    bits: int
+    group_size: int
+    scales: Float32[Tensor, "rows groups"]
+    zeros: Int32[Tensor, "rows groups"]
+    read: Callable[[], UInt8[Tensor, "rows columns"]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,20 @@ class StoredTensor:
     def num_bytes(self) -> int:
         """Size of the tensor in its file, in bytes."""
         return self._num_rows * self.data.shape[1]
+
+    @property
+    def row_unit(self) -> int:
+        """Rows can be cut at multiples of this number."""
+        return 1
+
+    @property
+    def column_unit(self) -> int:
+        """Columns can be cut at multiples of this number."""
+        return self.format.block_size
+
+    def integers(self) -> IntegerCodes | None:
+        """Return the integer codes of a matrix of several tensors; None for other tensors."""
+        return None
 
     @property
     def _num_rows(self) -> int:
@@ -100,12 +135,43 @@ class StoredTensor:
             page_out(self.data)
 
 
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor of any dtype and shape, still mapped, and the file that holds it."""
+
+    path: Path
+    name: str
+    tensor: Tensor
+
+    def stored(self) -> StoredTensor:
+        """Return a vector or matrix of floating-point numbers as a stored tensor.
+
+        Raises `UnsupportedError` for another shape, and a dtype other than F32, F16 and BF16.
+        """
+        tensor = self.tensor
+        if tensor.dtype not in _KINDS:
+            raise _unreadable(self.path, self.name, _NAMES.get(tensor.dtype, tensor.dtype))
+        if tensor.dim() not in (1, 2) or tensor.numel() == 0:
+            raise UnsupportedError(f"{self.path}: {self.name} has the shape {tuple(tensor.shape)}.")
+        rows = tensor.unsqueeze(0) if tensor.dim() == 1 else tensor
+        kind = _KINDS[tensor.dtype]
+        return StoredTensor(self.name, kind, tuple(tensor.shape), rows.view(torch.uint8))
+
+
 def read_safetensors(path: Path, sizes: Mapping[str, int] | None = None) -> dict[str, StoredTensor]:
-    """Read the tensors of one file or, for a directory, of `model.safetensors` or of all shards.
+    """Return the stored tensors of `read_raw`, in a checkpoint that is not quantised.
+
+    Raises `UnsupportedError` for a dtype other than F32, F16 and BF16.
+    """
+    return {name: each.stored() for name, each in read_raw(path, sizes).items()}
+
+
+def read_raw(path: Path, sizes: Mapping[str, int] | None = None) -> dict[str, RawTensor]:
+    """Map the tensors of one file or, for a directory, of `model.safetensors` or of all shards.
 
     If the files end after their headers, `sizes` are the bytes of the whole files by name; the
     tensors then have a shape and no bytes (torch's meta device). Raises `FileFormatError` for a
-    broken file or index, `UnsupportedError` for a dtype other than F32, F16 and BF16.
+    broken file or index, `UnsupportedError` for a dtype that torch does not have.
     """
     if path.is_file():
         return dict(_tensors_of_file(path, sizes))
@@ -115,7 +181,7 @@ def read_safetensors(path: Path, sizes: Mapping[str, int] | None = None) -> dict
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise FileFormatError(f"{index} must have a weight_map from tensors to shards.")
-    stored: dict[str, StoredTensor] = {}
+    stored: dict[str, RawTensor] = {}
     for shard in sorted(set(shard_of.values())):
         if shard in ("", "..") or Path(shard).name != shard:
             raise FileFormatError(
@@ -136,7 +202,7 @@ def read_safetensors(path: Path, sizes: Mapping[str, int] | None = None) -> dict
     return stored
 
 
-def _only_file(directory: Path, sizes: Mapping[str, int] | None) -> dict[str, StoredTensor]:
+def _only_file(directory: Path, sizes: Mapping[str, int] | None) -> dict[str, RawTensor]:
     """Read `model.safetensors`, the name that transformers uses, or else the only other file."""
     usual = directory / "model.safetensors"
     files = [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
@@ -171,14 +237,14 @@ def header_bytes(beginning: bytes) -> int:
 
 def _tensors_of_file(
     path: Path, sizes: Mapping[str, int] | None
-) -> Iterator[tuple[str, StoredTensor]]:
+) -> Iterator[tuple[str, RawTensor]]:
     try:
         if sizes is not None:
             yield from _described_tensors(path, sizes[path.name])
             return
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                yield name, _stored(path, name, file.get_tensor(name))
+                yield name, RawTensor(path, name, file.get_tensor(name))
     except FileNotFoundError:
         raise FileFormatError(f"{path} is missing.") from None
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
@@ -186,14 +252,14 @@ def _tensors_of_file(
         raise FileFormatError(f"{path} is not a valid safetensors file: {reason}.") from None
 
 
-def _described_tensors(path: Path, num_bytes: int) -> Iterator[tuple[str, StoredTensor]]:
+def _described_tensors(path: Path, num_bytes: int) -> Iterator[tuple[str, RawTensor]]:
     """Yield the tensors that the header describes, on the meta device."""
     end = path.stat().st_size
     for name, each in read_header(path).items():
         if each["dtype"] not in _DTYPES:
             raise _unreadable(path, name, each["dtype"])
         tensor = torch.empty(each["shape"], dtype=_DTYPES[each["dtype"]], device="meta")
-        yield name, _stored(path, name, tensor)
+        yield name, RawTensor(path, name, tensor)
         end += tensor.nbytes
     if end != num_bytes:
         raise ValueError(f"its tensors end at byte {end}, but it has {num_bytes} bytes")
@@ -203,15 +269,6 @@ def _unreadable(path: Path, name: str, dtype: object) -> UnsupportedError:
     return UnsupportedError(
         f"{path}: {name} is stored as {dtype}; minigen reads F32, F16 and BF16."
     )
-
-
-def _stored(path: Path, name: str, tensor: Tensor) -> StoredTensor:
-    if tensor.dtype not in _KINDS:
-        raise _unreadable(path, name, tensor.dtype)
-    if tensor.dim() not in (1, 2) or tensor.numel() == 0:
-        raise UnsupportedError(f"{path}: {name} has the shape {tuple(tensor.shape)}.")
-    rows = tensor.unsqueeze(0) if tensor.dim() == 1 else tensor
-    return StoredTensor(name, _KINDS[tensor.dtype], tuple(tensor.shape), rows.view(torch.uint8))
 
 
 def check_tensors(

@@ -17,6 +17,7 @@ from minigen.cli.bench import benches
 from minigen.cli.compile import compile_forms
 from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_sampling_options
 from minigen.cli.perplexity import perplexity
+from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
 from minigen.errors import MinigenError, PromptError
 from minigen.renamed import refuse_old_flags
@@ -42,6 +43,7 @@ JsonSchema = Annotated[
 app.command()(serve)
 app.command("compile")(compile_forms)
 app.command()(perplexity)
+app.command()(quantize)
 app.add_typer(benches, name="bench")
 
 

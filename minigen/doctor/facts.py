@@ -50,7 +50,8 @@ PACKAGES = tuple(
     ipywidgets matplotlib jupytext nbclient nbformat latex2mathml cloudpickle psutil
     openai ollama scipy regex pytest pytest-xdist pytest-random-order import-linter
     hypothesis jsonschema nbval playwright schemathesis ruff mypy pyyaml codespell mkdocs
-    mkdocs-material mkdocstrings-python nbgrader otter-grader""".split()
+    mkdocs-material mkdocstrings-python nbgrader otter-grader compressed-tensors
+    ml-dtypes""".split()
 )
 VARIABLES = tuple(  # none of them contains a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY

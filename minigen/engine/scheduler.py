@@ -23,8 +23,8 @@ class ContinuousScheduler:
     waits again at its old rank, to be recomputed. So the sequence of the first rank always makes
     progress, and with equal priorities none starves. O(batch) per step, however many wait.
 
-    It verifies the drafts of decodes (`Sequence.drafts`) where blocks and budget are left; they
-    preempt no sequence.
+    It verifies the drafts of decodes (`Sequence.drafts`) last in each step, where blocks and budget
+    are left, so that they take neither from another sequence, and preempt none.
     """
 
     verifies_drafts = True
@@ -64,7 +64,8 @@ class ContinuousScheduler:
         """Return chunks with slots allocated, decodes first; empty if no sequence can run."""
         batch: dict[Sequence, int] = {}
         budget = self._continue_running(batch)
-        self._admit(batch, budget)
+        budget = self._admit(batch, budget)
+        self._schedule_drafts(batch, budget)
         return [
             ScheduledChunk(sequence, num_tokens, self._siblings.get(sequence, ()))
             for sequence, num_tokens in batch.items()
@@ -98,21 +99,9 @@ class ContinuousScheduler:
             self._remove(sequence)
 
     def _continue_running(self, batch: dict[Sequence, int]) -> int:
-        """Schedule the next tokens of every running sequence; return the remaining budget.
-
-        Drafts come after all decodes, so that they take no block from one.
-        """
-        in_order = sorted(self.running, key=lambda each: (_group(each), self.running[each]))
-        decodes = [each for each in in_order if not _is_prefilling(each)]
-        budget = self._schedule_running(decodes, self.max_num_batched_tokens, batch)
-        budget = self._schedule_drafts(decodes, budget, batch)
-        return self._schedule_running(in_order[len(decodes) :], budget, batch)
-
-    def _schedule_running(
-        self, sequences: SequenceOf[Sequence], budget: int, batch: dict[Sequence, int]
-    ) -> int:
-        """Schedule the next tokens of these sequences without drafts; return what is left."""
-        for sequence in sequences:
+        """Schedule the next tokens of every running sequence; return the remaining budget."""
+        budget = self.max_num_batched_tokens
+        for sequence in sorted(self.running, key=lambda each: (_group(each), self.running[each])):
             num_tokens = min(sequence.num_wanted - len(sequence.drafts), budget)
             while num_tokens > 0 and sequence in self.running:
                 if self.manager.allocate_slots(sequence, num_tokens):
@@ -122,18 +111,17 @@ class ContinuousScheduler:
                 budget += self._preempt_last(batch)
         return budget
 
-    def _schedule_drafts(
-        self, decodes: SequenceOf[Sequence], budget: int, batch: dict[Sequence, int]
-    ) -> int:
-        """Add the drafts of scheduled sequences where blocks are left; drop the others."""
-        for sequence in decodes:
+    def _schedule_drafts(self, batch: dict[Sequence, int], budget: int) -> None:
+        """Add the drafts of the batch's sequences where blocks are left; drop the others."""
+        for sequence in self.running:
+            if not sequence.drafts:
+                continue
             num_drafts = min(len(sequence.drafts), budget) if sequence in batch else 0
             if num_drafts and self.manager.allocate_slots(sequence, 1 + num_drafts):
                 batch[sequence] += num_drafts
                 budget -= num_drafts
             else:
                 sequence.drafts = ()
-        return budget
 
     def _preempt_last(self, batch: dict[Sequence, int]) -> int:
         """Preempt the running sequence of the last rank; return its tokens in `batch`."""
@@ -143,8 +131,8 @@ class ContinuousScheduler:
         heapq.heappush(self._waiting, (self.running.pop(victim), victim))
         return batch.pop(victim, 0)
 
-    def _admit(self, batch: dict[Sequence, int], budget: int) -> None:
-        """Start waiting sequences in order, while there are free slots, budget and blocks."""
+    def _admit(self, batch: dict[Sequence, int], budget: int) -> int:
+        """Start waiting sequences in order, while slots, budget and blocks last; return budget."""
         num_free_seqs = self.max_num_seqs - sum(map(self._num_seqs, self.running))
         while self._waiting and budget > 0:
             rank, sequence = self._waiting[0]
@@ -154,11 +142,12 @@ class ContinuousScheduler:
             num_free_seqs -= self._num_seqs(sequence)
             num_tokens = self.manager.allocate(sequence, budget) if num_free_seqs >= 0 else 0
             if num_tokens == 0:
-                return
+                break
             heapq.heappop(self._waiting)
             self.running[sequence] = rank
             batch[sequence] = num_tokens
             budget -= num_tokens
+        return budget
 
     def _append(
         self, sequence: Sequence, drafts: SequenceOf[int], tokens: list[SampledToken]

@@ -178,31 +178,41 @@ def build_transformer(
         head = finish_head(DenseLinear(embedding, None, (config.vocab_size,)))
     else:
         head = make_linear([tensors["lm_head.weight"]], [])
-    frequencies = rotary_frequencies(
-        config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
-    )
-    if "rope_freqs.weight" in tensors:  # how a GGUF file stores Llama 3's scaling
-        frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
     return Transformer(
         embedding=embedding,
         layers=tuple(
-            _build_layer(tensors, f"model.layers.{layer_id}.", dtype, make_linear)
+            build_layer(tensors, layer_id, dtype, make_linear)
             for layer_id in range(config.num_layers)
         ),
         norm=tensors["model.norm.weight"].dequantize(dtype),
         head=head,
-        frequencies=frequencies,
+        frequencies=build_frequencies(config, tensors),
         head_dim=config.head_dim,
         norm_eps=config.norm_eps,
     )
 
 
-def _build_layer(
+def build_frequencies(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> Float[Tensor, " half"]:
+    """Return the rotation per position of each pair of a head, as the configuration asks."""
+    frequencies = rotary_frequencies(
+        config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
+    )
+    if "rope_freqs.weight" in tensors:  # how a GGUF file stores Llama 3's scaling
+        frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
+    return frequencies
+
+
+def build_layer(
     tensors: Mapping[str, StoredTensor],
-    prefix: str,
+    layer_id: int,
     dtype: torch.dtype,
     make_linear: MakeLinear,
 ) -> Layer:
+    """Build one layer from the stored tensors of its number; see `build_transformer`."""
+    prefix = f"model.layers.{layer_id}."
+
     def linear(*names: str) -> Linear:
         weights = [tensors[f"{prefix}{name}.weight"] for name in names]
         biases = [tensors.get(f"{prefix}{name}.bias") for name in names]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from math import lcm
 
 import torch
 from jaxtyping import Float, Int64
@@ -92,13 +93,13 @@ def obstacle(
         if split is None or len(tensor.shape) == 1 or module_of(name) == "embed_tokens":
             continue
         for width in {len(span(config, axis, rank, num_ranks)) for rank in (0, num_ranks - 1)}:
-            shared = max(tensor.format.block_size, group)
+            shared, packed = lcm(tensor.column_unit, group), lcm(tensor.row_unit, rows)
             if split is Split.ROW and width % shared:
                 cut = f"{module_of(name)} would be cut into {width} inputs"
                 return f"{cut}, within a group of {shared} that share a scale"
-            if split is Split.COLUMN and width % rows:
+            if split is Split.COLUMN and width % packed:
                 cut = f"{module_of(name)} would be cut into {width} outputs"
-                return f"{cut}, which is not a multiple of {rows}"
+                return f"{cut}, which is not a multiple of {packed}"
     return None
 
 

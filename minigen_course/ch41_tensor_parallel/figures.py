@@ -132,7 +132,9 @@ def speed_ups(
     axes.set_ylabel("times as fast as one")
     axes.legend(frameon=False, loc="upper left")
     title(
-        axes, f"Decode steps of {batch} on several {machine.name}: what messages leave of the gain"
+        axes,
+        f"Decode steps of {batch} sequence{'s' * (batch > 1)} on several {machine.name}: "
+        "what messages leave of the gain",
     )
     return made
 

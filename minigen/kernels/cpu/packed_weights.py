@@ -1,8 +1,9 @@
 """Packed weights: the order in which CPU kernels read them, panels of sixteen rows, a lane per row.
 
 A vector register holds the same columns of sixteen rows, so a dot product needs no sum across
-lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: a
-GGUF's 4-bit numbers stay the same 4 bits, in another order.
+lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: the
+4-bit codes of a GGUF, or of a GPTQ checkpoint, stay the same 4 bits, in another order. A file with
+wider groups has fewer scales; each is repeated for every 32 columns.
 
 Axes, with all layers in one array: [layers, panels, groups (of 32 columns), words of a group,
 lanes].
@@ -14,15 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int16, Int32, Shaped, UInt8, UInt16
+from jaxtyping import Float, Float32, Int16, Int32, Shaped, UInt8, UInt16
 from torch import Tensor
 
-from minigen.checkpoint.safetensors import StoredTensor
+from minigen.checkpoint.safetensors import IntegerCodes, StoredTensor
 from minigen.kernels.cpu.simd import NUM_LANES, zeros
 
 PACKERS = 2  # layers that are packed at a time; more of them need more temporary memory
 GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
-
 
 Words = Int32[np.ndarray, "*layers words"]  # of one layer, or of all
 Blocks = UInt8[np.ndarray, "rows groups block_bytes"]
@@ -120,6 +120,65 @@ def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
     return Codes8(_together(_words(blocks[..., 2:] ^ 128), _float16_bits(blocks, 0)))
 
 
+def keeps_codes(integers: IntegerCodes, form: str) -> bool:
+    """Return whether "int4" or "int8" holds these codes as they are.
+
+    A group of 32 columns must lie within one group of the file, and float16 must hold the scale
+    (and, in 4 bits, the minimum) to a part in 2048. In 8 bits the zero point is subtracted first,
+    so it must leave the codes within a signed byte.
+    """
+    if integers.group_size % GROUP and integers.scales.shape[1] > 1:
+        return False
+    if form == "int4":
+        return integers.bits <= 4 and all(map(_fits_float16, _steps(integers)))
+    in_byte = integers.bits < 8 or bool((integers.zeros == 128).all())
+    return form == "int8" and in_byte and _fits_float16(integers.scales)
+
+
+def rounds_steps(integers: IntegerCodes, form: str) -> bool:
+    """Return whether float16 rounds a scale (or, in "int4", a minimum) of codes that are kept."""
+    steps = _steps(integers) if form == "int4" else (integers.scales,)
+    return not all(torch.equal(each.half().float(), each) for each in steps)
+
+
+def _fits_float16(numbers: Float[Tensor, "rows groups"]) -> bool:
+    """Return whether float16 holds each number to a part in 2048: neither infinite nor tiny."""
+    return bool(((numbers.half().float() - numbers).abs() <= numbers.abs() / 2048).all())
+
+
+def _steps(
+    integers: IntegerCodes,
+) -> tuple[Float[Tensor, "rows groups"], Float[Tensor, "rows groups"]]:
+    """Return the scale of each group, and its minimum: the number that code 0 means."""
+    return integers.scales, -integers.zeros * integers.scales
+
+
+def _float16_of_groups(
+    steps: Float[Tensor, "rows groups"], integers: IntegerCodes, num_groups: int
+) -> UInt16[np.ndarray, " numbers"]:
+    """Repeat each number for every group of 32 columns in its own group, as float16 bits."""
+    repeats = num_groups if steps.shape[1] == 1 else integers.group_size // GROUP
+    repeated = steps.half().repeat_interleave(repeats, dim=1)[:, :num_groups]
+    return by_panels(repeated.numpy().view(np.uint16)[..., None])
+
+
+def _codes4_of_integers(integers: IntegerCodes) -> Codes4:
+    codes = integers.read().numpy()
+    groups = codes.reshape(len(codes), -1, GROUP)
+    packed = groups[..., :16] | groups[..., 16:] << 4
+    steps = (_float16_of_groups(each, integers, groups.shape[1]) for each in _steps(integers))
+    return Codes4(_together(_words(packed), *steps))
+
+
+def _codes8_of_integers(integers: IntegerCodes) -> Codes8:
+    codes = integers.read()
+    zeros = integers.zeros.short().repeat_interleave(integers.group_size, dim=1)
+    shifted = (codes.short() - zeros[:, : codes.shape[1]] + 128).to(torch.uint8).numpy()
+    groups = shifted.reshape(len(shifted), -1, GROUP)
+    scales = _float16_of_groups(integers.scales, integers, groups.shape[1])
+    return Codes8(_together(_words(groups), scales))
+
+
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     """Quantise with 254 equal steps, from -max to max of each group's absolute values."""
     groups = _dequantized_groups(weight)
@@ -151,7 +210,15 @@ def pack_weight(weight: StoredTensor, form: str) -> PackedWeights:
         "int8": _codes8_by_rounding,
         "bfloat16": _pairs,
     }
-    packed = exact.get((form, weight.kind), by_rounding[form])(weight)
+    of_integers: dict[str, Callable[[IntegerCodes], PackedWeights]] = {
+        "int4": _codes4_of_integers,
+        "int8": _codes8_of_integers,
+    }
+    integers = weight.integers() if form in of_integers else None
+    if integers is not None and keeps_codes(integers, form):
+        packed = of_integers[form](integers)
+    else:
+        packed = exact.get((form, weight.kind), by_rounding[form])(weight)
     weight.release_pages()
     return packed
 

@@ -1,0 +1,1 @@
+"""Quantized models written to files: GGUF, and directories of compressed-tensors."""

@@ -1,0 +1,1 @@
+"""Quantization: methods that put a model's weights on a grid of few values, in memory."""
