@@ -112,9 +112,11 @@ class EngineConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Data type of keys and values; int8 takes about half the memory, is slightly less exact, "
-        "and needs the compiled step; auto is the type that the runner computes in.",
-        one_of("auto", "bfloat16", "int8"),
+        "Data type of keys and values: int8 takes about half the memory of bfloat16, int4 and int2 "
+        "less, each at a loss; auto is the type that the runner computes in. int4, int2 and fp8 "
+        "run layer by layer, and so does int8 where no compiled step can run; a block is then in "
+        "full precision until it is full (not in fp8).",
+        one_of("auto", "bfloat16", "int8", "int4", "int2", "fp8"),
     )
     enable_prefix_caching: bool = option(
         True, "Share the blocks of prompts that begin alike.", FLAG, panel="Prefix caching"

@@ -69,8 +69,9 @@ class LLM:
             assembly.max_num_seqs,
             make_processors(options, tokenizer, config.vocab_size, end_ids),
         )
-        self._manager, self._num_blocks = assembly.manager, assembly.num_blocks
-        self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
+        self.options, self.manager = options, assembly.manager
+        self._num_blocks, self._kv_bytes = assembly.num_blocks, assembly.kv_bytes
+        self.stored_bytes, self.num_parameters = assembly.stored_bytes, assembly.num_parameters
         self._steps = SharedSteps(self.engine)
         self._close = assembly.close
 
@@ -119,7 +120,7 @@ class LLM:
     @property
     def kv_usage(self) -> float:
         """The fraction of the KV cache's blocks that requests hold; cached prefixes are free."""
-        return 1 - self._manager.num_available / self._num_blocks
+        return 1 - self.manager.num_available / self._num_blocks
 
     @property
     def trace(self) -> Trace:

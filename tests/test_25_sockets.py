@@ -949,7 +949,7 @@ def test_a_number_that_is_not_a_count_of_bytes_is_refused(value: object) -> None
     ("option", "values"),
     [
         ("weights", ["int3", "", None, 16]),
-        ("kv_cache_dtype", ["int4", "fp8", "", None, 8]),
+        ("kv_cache_dtype", ["int3", "fp4", "", None, 8]),
         ("threads", [0, -1, 1.5, "2", True, 10**6]),
         ("max_num_seqs", [0, -4, 2.0, "all", None, False, 10**9]),
         ("max_num_batched_tokens", [0, None, "1K", 10**12]),

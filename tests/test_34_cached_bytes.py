@@ -34,6 +34,7 @@ from minigen.kernels.cpu.kv_layout import (
 from minigen.kernels.cpu.runner import EVERYTHING
 from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
+from minigen.kv_cache.quantized import QuantizedKVPool
 from tests.tiny import save_model, save_tokenizer
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -372,29 +373,41 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(directory: Path) -> None:
     assert read[0] / read[1] == 36 / 64
 
 
+@pytest.mark.parametrize("options", [{"weights": "int8"}, {}])
+def test_an_attention_of_the_users_own_reads_no_codes(
+    options: dict[str, Any], directory: Path
+) -> None:
+    with pytest.raises(OptionError, match="but an attention_backend was passed in") as caught:
+        LLM.load(directory, attention_backend=twin, **options, **IN_BYTES)
+    assert str(caught.value).startswith("kv_cache_dtype='int8' needs minigen's own attention")
+    assert str(caught.value).count(". ") == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"weights": "float32"}, "no float32 weights"),
-        ({"weights": "int8", "attention_backend": twin}, "attention_backend was passed in"),
-        ({"attention_backend": twin}, "attention_backend was passed in"),
         ({"block_size": 8}, "blocks of 8 tokens are not a multiple of 16"),
     ],
 )
-def test_without_support_for_bytes_one_sentence_gives_the_reason(
+def test_where_no_step_is_compiled_the_layers_store_bytes_one_by_one(
     options: dict[str, Any], words: str, directory: Path
 ) -> None:
-    with pytest.raises(OptionError, match=words) as caught:
-        LLM.load(directory, **options, **IN_BYTES)
-    assert str(caught.value).startswith("kv_cache_dtype='int8' needs the compiled step, but ")
-    assert str(caught.value).count(". ") == 0
+    llm = LLM.load(directory, **options, **IN_BYTES)
+    assert words in llm.describe()["runner"]
+    assert isinstance(llm.engine.runner.pool, QuantizedKVPool)  # type: ignore[attr-defined]
 
 
-def test_without_numba_bytes_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_the_layers_store_bytes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu, "has_numba", lambda: False)
-    for weights in ("auto", "int8", "bfloat16"):
-        with pytest.raises(OptionError, match=r"pip install 'minigen\[cpu\]'"):
-            LLM.load(directory, weights=weights, **IN_BYTES)
+    for weights in ("auto", "bfloat16"):
+        described = LLM.load(directory, weights=weights, **IN_BYTES).describe()
+        assert "pip install 'minigen[cpu]'" in described["runner"]
+        assert described["attention"] == "attend_coded"
+    with pytest.raises(OptionError, match=r"pip install 'minigen\[cpu\]'"):
+        LLM.load(directory, weights="int8", **IN_BYTES)
 
 
 def test_bfloat16_is_refused_where_keys_and_values_are_float32(directory: Path) -> None:

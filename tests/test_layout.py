@@ -16,7 +16,7 @@ MOST_LINES, MOST_SHORT = 500, 12
 SAME_JOB = {  # names that two packages may share: one file per backend, API or format owner
     *("runner", "attention", "sampling", "elementwise"),  # kernels.cpu and kernels.triton
     *("schema", "routes", "responses", "errors", "gguf"),
-    *("serve", "report", "compile"),
+    *("serve", "report", "compile", "perplexity"),
 }
 GERUNDS = {"sampling", "sharding", "static_batching", "gguf_mapping"}
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook

@@ -32,6 +32,7 @@ ASSEMBLY = {
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
+    *("minigen.kv_cache.quantized", "minigen.kv_cache.fp8"),  # chosen by an option
     # Only `open_checkpoint` and the assembly import what reads quantised checkpoints.
     *(
         f"minigen.checkpoint.quantized.{name}"

@@ -60,6 +60,10 @@ class Plan(Protocol):
         """The bytes of one token's key and value in one layer."""
 
     @property
+    def kv_fixed_bytes(self) -> int:
+        """The bytes of the KV cache that no block has, such as tokens in full precision."""
+
+    @property
     def default_kv_bytes(self) -> int:
         """The bytes of the KV cache if no option sets them."""
 
@@ -100,6 +104,7 @@ class Assembly:
     max_num_seqs: int
     kv_bytes: int  # bytes of one token's key and value in one layer
     stored_bytes: int  # bytes of the model's tensors on disk
+    num_parameters: int
     close: Callable[[], Any]  # ends the worker processes, if there are any
 
 
@@ -146,6 +151,7 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
         options.max_num_seqs,
         plan.kv_bytes,
         checkpoint.num_bytes,
+        checkpoint.num_parameters,
         close,
     )
 
@@ -236,9 +242,11 @@ def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
     block_bytes = config.num_layers * options.block_size * plan.kv_bytes
     usable = options.max_num_seqs * blocks_needed(config.max_positions, options.block_size)
     kv_bytes = options.kv_bytes or plan.default_kv_bytes
-    if kv_bytes < block_bytes:
+    left = kv_bytes - plan.kv_fixed_bytes
+    if left < block_bytes:
+        fixed = f", and all blocks that are not full {plan.kv_fixed_bytes} bytes"
         raise OptionError(
             f"kv_cache_memory {kv_bytes} bytes holds no block: a block of {options.block_size} "
-            f"tokens takes {block_bytes} bytes."
+            f"tokens takes {block_bytes} bytes{fixed if plan.kv_fixed_bytes else ''}."
         )
-    return min(kv_bytes // block_bytes, usable)
+    return min(left // block_bytes, usable)

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
+from minigen.assembly.coded_cache import CODED, CodedCache
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.quantized.matrix import QuantizedTensor
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.config import EngineConfig
-from minigen.engine.model_runner import AttentionBackend, PagedRunner
+from minigen.engine.model_runner import AttentionBackend, BlockPool, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool, attend_paged
+from minigen.kv_cache.quantized import attend_coded
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
 from minigen.protocols import Linear, Runner
@@ -71,21 +73,38 @@ class CpuPlan:
     @property
     def kv_dtype(self) -> str:
         """The data type of keys and values."""
+        if self.coded is not None:
+            return self.options.kv_cache_dtype
         if not self.compiled:
             return str(DTYPES[self.form]).removeprefix("torch.")
         return "int8" if self.options.kv_cache_dtype == "int8" else "bfloat16"
 
     @property
+    def coded(self) -> CodedCache | None:
+        """The KV cache in codes, if the layer-by-layer runner has one."""
+        if self.compiled or self.options.kv_cache_dtype not in CODED:
+            return None
+        return CodedCache(self.checkpoint.config, self.options, DTYPES[self.form])
+
+    @property
     def kv_bytes(self) -> int:
         """The bytes of one token's key and value in one layer.
 
-        In int8 each head's vector has a float32 scale. Each rank has at least one head.
+        In the compiled step's int8 each head's vector has a float32 scale. Each rank has at least
+        one head.
         """
+        if self.coded is not None:
+            return self.coded.token_bytes
         config = self.checkpoint.config
         head_bytes = config.head_dim + 4
         if self.kv_dtype != "int8":
             head_bytes = config.head_dim * DTYPES[self.kv_dtype].itemsize
         return 2 * max(config.kv_heads, self.options.tensor_parallel_size) * head_bytes
+
+    @property
+    def kv_fixed_bytes(self) -> int:
+        """The bytes of the KV cache that no block has."""
+        return 0 if self.coded is None else self.coded.fixed_bytes
 
     @property
     def tokens_by(self) -> str:
@@ -96,7 +115,8 @@ class CpuPlan:
         """Return what was chosen for each part, and why."""
         ranks = self.options.tensor_parallel_size
         linear = "torch"
-        attention = "paged, in the compiled step" if self.compiled else name_of(self.attention)
+        by_layers = self.attention if self.coded is None else attend_coded
+        attention = "paged, in the compiled step" if self.compiled else name_of(by_layers)
         if self.compiled or self.form in ("int8", "int4"):
             linear = "Numba, weights packed in panels of sixteen rows"
         elif _packs(self.form):
@@ -107,6 +127,7 @@ class CpuPlan:
             **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
             "linear": linear,
             "attention": attention,
+            **({} if self.coded is None else {"kv memory": self.coded.describe()}),
         }
 
     def chooser(self, num_threads: int) -> Choose:
@@ -127,19 +148,29 @@ class CpuPlan:
         return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
 
     def _by_layers(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
-        config, options, attention = self.checkpoint.config, self.options, self.attention
+        config, options = self.checkpoint.config, self.options
         sizes = (config.kv_heads, options.block_size, config.head_dim, DTYPES[self.form])
+        pool: BlockPool
+        attention: Any
         with memory_for(num_blocks, options.block_size):
-            pool = KVPool(config.num_layers, num_blocks, *sizes)
-        if attention is not attend_paged and options.attention_backend != "triton":
-            from minigen.sockets.checks_model import CheckedAttention
-
-            attention = CheckedAttention(attention, pool, config.sliding_windows)
+            if self.coded is not None:
+                pool, attention = self.coded.pool(manager, num_blocks), attend_coded
+            else:
+                pool = KVPool(config.num_layers, num_blocks, *sizes)
+                attention = self._checked(pool)
         parts = (self.checkpoint.tensors, DTYPES[self.form], *linears(self.form, num_threads))
         with one_thread():
             model = build_transformer(config, *parts)
         windows, most = config.sliding_windows, options.max_num_batched_tokens
         return PagedRunner(model, pool, manager, windows, most, num_threads, attention)
+
+    def _checked(self, pool: KVPool) -> AttentionBackend:
+        """Return the attention backend, in a wrapper that checks it if it is the user's."""
+        if self.attention is attend_paged or self.options.attention_backend == "triton":
+            return self.attention
+        from minigen.sockets.checks_model import CheckedAttention
+
+        return CheckedAttention(self.attention, pool, self.checkpoint.config.sliding_windows)
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
         from minigen.kernels.cpu.compile import compile_step
@@ -208,10 +239,11 @@ def _choose(
     form = stored_form(checkpoint) if automatic else options.weights
     reason = f"auto: {how_kept(checkpoint, form)}" if automatic else "as requested"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if options.kv_cache_dtype == "int8":  # the step is compiled if needed
-        if obstacle is not None:
-            raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
+    if options.kv_cache_dtype == "int8" and obstacle is None:  # the step is compiled if needed
         return form, reason, None
+    if options.kv_cache_dtype in CODED:
+        _check_own(options, own_attention)
+        obstacle = obstacle or f"the compiled step has no KV cache in {options.kv_cache_dtype}"
     if not automatic:
         if form in ("int8", "int4") and not has_numba():
             raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
@@ -224,6 +256,18 @@ def _choose(
         return form, f"{reason}, the fastest on this processor", None
     has = "has" if torch_form == "bfloat16" else "has no"
     return torch_form, f"auto: this processor {has} instructions for bfloat16", obstacle
+
+
+def _check_own(options: EngineConfig, own_attention: bool) -> None:
+    """Raise `OptionError` if something else than minigen's own attention reads the KV cache."""
+    if own_attention and options.tensor_parallel_size == 1:
+        return
+    ranks = f"the model is split over {options.tensor_parallel_size} processes"
+    obstacle = ranks if own_attention else "an attention_backend was passed in"
+    raise OptionError(
+        f"kv_cache_dtype={options.kv_cache_dtype!r} needs minigen's own attention in one process, "
+        f"but {obstacle}."
+    )
 
 
 def _slower_than_torch(form: str, torch_form: str) -> str | None:

@@ -35,6 +35,7 @@ class CudaPlan:
     options: EngineConfig
     default_kv_bytes: int
     kv_dtype: str = "bfloat16"
+    kv_fixed_bytes: int = 0
     tokens_by: str = "Triton"
     device: str = "cuda"
 

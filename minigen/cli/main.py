@@ -16,6 +16,7 @@ from minigen import __version__
 from minigen.cli.bench import benches
 from minigen.cli.compile import compile_forms
 from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_sampling_options
+from minigen.cli.perplexity import perplexity
 from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
 from minigen.errors import MinigenError, PromptError
@@ -41,6 +42,7 @@ JsonSchema = Annotated[
 
 app.command()(serve)
 app.command("compile")(compile_forms)
+app.command()(perplexity)
 app.command()(quantize)
 app.add_typer(benches, name="bench")
 

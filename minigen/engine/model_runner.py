@@ -7,7 +7,7 @@ and the batch is the front of each buffer.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ from minigen.protocols import Attend
 from minigen.sequence import ScheduledChunk
 
 AttentionBackend = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
+
+
+@runtime_checkable
+class BlockPool(Protocol):
+    """The memory of all blocks, in whatever form; an attention of its own reads and writes it."""
+
+    block_size: int
+
+    def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copy whole blocks in all layers, for each pair (source, target)."""
 
 
 class Packed(NamedTuple):
@@ -104,18 +114,19 @@ class PagedRunner:
 
     `windows` has each layer's sliding window. A batch has at most `max_num_batched_tokens` tokens,
     and at most as many sequences as the manager has rows. torch computes with `num_threads`
-    threads, also if other code has changed that setting. `attend` is the attention backend.
+    threads, also if other code has changed that setting. `attend` is the attention backend, which
+    knows this kind of `pool`.
     """
 
     def __init__(
         self,
         model: Transformer,
-        pool: KVPool,
+        pool: BlockPool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
         max_num_batched_tokens: int,
         num_threads: int,
-        attend: AttentionBackend = attend_paged,
+        attend: Callable[[Any, Batch, SequenceOf[int | None]], Attend] = attend_paged,
     ):
         self.num_threads = num_threads
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows

@@ -52,6 +52,14 @@ class BlockManager:
         evictable = 0 if self.prefix_cache is None else self.prefix_cache.num_evictable
         return self.allocator.num_free + evictable
 
+    def filling(self) -> list[int]:
+        """Return the blocks that hold computed tokens of a sequence, and are not full."""
+        return [
+            sequence.block_ids[sequence.num_computed // self.block_size]
+            for sequence in self.rows
+            if sequence.num_computed % self.block_size
+        ]
+
     def allocate(self, sequence: Sequence, max_tokens: int) -> int:
         """Give a sequence a block table: the cached blocks of its prefix, and slots after them.
 

@@ -128,7 +128,7 @@ def attending(llm: LLM, attend: AttentionBackend) -> Generator[None, None, None]
     `OptionError` for what is no attention backend, and for an engine whose runner has its own.
     """
     runner = llm.engine.runner
-    if not isinstance(runner, PagedRunner):
+    if not isinstance(runner, PagedRunner) or not isinstance(runner.pool, KVPool):
         runs = llm.describe()["runner"]
         raise OptionError(
             f"This engine's step is {runs}, and its attention cannot be exchanged: load the model "
