@@ -1,0 +1,52 @@
+"""The chapter's figures: weights on grids, formats, methods, quality, and the KV cache."""
+
+from minigen_course.ch35_quantization.figures.cache import (
+    cache_channels,
+    cache_errors,
+    kept_tokens,
+)
+from minigen_course.ch35_quantization.figures.formats import (
+    FORMATS,
+    block_bits,
+    format_strips,
+    number_line,
+)
+from minigen_course.ch35_quantization.figures.methods import (
+    column_steps,
+    columns_that_matter,
+    knapsack_curve,
+    pushed_errors,
+    search_curve,
+    sensitivity_map,
+)
+from minigen_course.ch35_quantization.figures.quality import (
+    Form,
+    matrix_errors,
+    quality_by_bits,
+    size_and_quality,
+    trade_offs,
+)
+from minigen_course.ch35_quantization.figures.weights import natural_outliers, outlier_histogram
+
+__all__ = [
+    "FORMATS",
+    "Form",
+    "block_bits",
+    "cache_channels",
+    "cache_errors",
+    "column_steps",
+    "columns_that_matter",
+    "format_strips",
+    "kept_tokens",
+    "knapsack_curve",
+    "matrix_errors",
+    "natural_outliers",
+    "number_line",
+    "outlier_histogram",
+    "pushed_errors",
+    "quality_by_bits",
+    "search_curve",
+    "sensitivity_map",
+    "size_and_quality",
+    "trade_offs",
+]
