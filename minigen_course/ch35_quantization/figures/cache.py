@@ -1,6 +1,7 @@
 """The KV cache in few bits: its large channels, the tokens that stay in full, and the error."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from minigen_course.figures.style import (
 
 MARKED = 3  # channels whose numbers are given
 FULL_BITS = 16
+AMBER_LINE = "#b07a00"  # amber, darker, so that a thin line is seen
+Count = TypeVar("Count", int, np.ndarray)
 
 
 def cache_channels(
@@ -123,7 +126,7 @@ def kept_tokens(
         ncols=2,
         bbox_to_anchor=(1.0, 0.98),
     )
-    title(strip, f"{num_tokens} tokens in the cache")
+    title(strip, f"tokens in the cache: {num_tokens}")
     counts = np.arange(1, most + 1)
     for name, full_counts, colour in (
         ("KIVI, keys", _in_chunk(counts, residual), ORANGE),
@@ -131,7 +134,9 @@ def kept_tokens(
         ("minigen, both", _in_chunk(counts, block_size), BLUE),
     ):
         means = bits + (FULL_BITS - bits) * full_counts / counts
-        curve.plot(counts, means, color=colour, linewidth=1.8, label=name)
+        curve.plot(
+            counts, means, color=colour, linewidth=1.4 if colour == BLUE else 2.8, label=name
+        )
         curve.plot(num_tokens, means[num_tokens - 1], "o", color=colour)
     curve.axhline(bits, color=QUIET, linestyle="--", linewidth=1)
     curve.set(xlim=(0, most + 26), ylim=(0, FULL_BITS + 1), xlabel="tokens in the cache")
@@ -140,10 +145,7 @@ def kept_tokens(
     return made
 
 
-AMBER_LINE = "#b07a00"  # amber, darker, so that a thin line is seen
-
-
-def _in_chunk(count: np.ndarray | int, size: int) -> np.ndarray | int:
+def _in_chunk(count: Count, size: int) -> Count:
     """Return the tokens of the newest chunk, 1 to `size`: full once the step that fills it ends."""
     return (count - 1) % size + 1
 

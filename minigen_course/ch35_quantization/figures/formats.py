@@ -6,7 +6,7 @@ are those of the OCP specifications: FP8, and Microscaling (E2M1, E8M0).
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -298,9 +298,9 @@ def format_strips(names: Sequence[str] = tuple(FORMATS)) -> Figure:
     codes.axis("off")
     title(strips, "a block, as long as it costs per weight")
     title(codes, "one code, highest bit first")
-    handles = [Patch(facecolor=COLOURS[each], label=each) for each in COLOURS if each in seen]
+    handles = _handles(seen)
     made.legend(
-        handles=_merged(handles),
+        handles=handles,
         loc="outside lower center",
         ncols=len(handles),
         frameon=False,
@@ -316,12 +316,14 @@ def _label(name: str) -> str:
     return f"{name}\n{FORMATS[name].num_weights:,} weights"
 
 
-def _merged(handles: Sequence[Patch]) -> list[Patch]:
-    """Return one entry per colour, with all names of it."""
-    names: dict[object, list[str]] = {}
-    for each in handles:
-        names.setdefault(each.get_facecolor(), []).append(str(each.get_label()))
-    return [Patch(facecolor=colour, label=", ".join(all_)) for colour, all_ in names.items()]
+def _handles(names: Iterable[str]) -> list[Patch]:
+    """Return a legend's entries: one per colour, with all of the names that have it."""
+    shown = set(names)
+    by_colour: dict[str, list[str]] = {}
+    for name, colour in COLOURS.items():
+        if name in shown:
+            by_colour.setdefault(colour, []).append(name)
+    return [Patch(facecolor=colour, label=", ".join(own)) for colour, own in by_colour.items()]
 
 
 def _pieces(made_of: Format) -> Iterator[tuple[str, float]]:
@@ -383,12 +385,12 @@ def block_bits(name: str, block: bytes, weight: int = 0) -> Figure:
     value, text = made_of.read(block, weight)
     size = sum(each.bits / each.per for each in made_of.fields)
     title(grid, f"{name}, {size:.5g} bits per weight.  w[{weight}] = {text} = {value:.6f}")
-    used = [each for each in COLOURS if any(each == field.name for field in made_of.fields)]
+    handles = _handles(each.name for each in made_of.fields)
     grid.legend(
-        handles=[Patch(facecolor=COLOURS[each], label=each) for each in used],
+        handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.5, -0.55 / rows if rows < 8 else -0.04),
-        ncols=len(used),
+        ncols=len(handles),
         frameon=False,
         fontsize=9,
         labelcolor=INK,
@@ -419,7 +421,7 @@ def _cells(axes: Axes, made_of: Format, block: bytes, stored: int) -> None:
     for byte in range(BYTES_IN_A_ROW + 1):
         axes.axvline(8 * byte - 0.5, color="white", linewidth=2)
     axes.hlines(np.arange(rows + 1) - 0.5, -0.5, 8 * BYTES_IN_A_ROW - 0.5, "white", linewidth=1.5)
-    axes.set_xticks([8 * byte + 3.5 for byte in range(BYTES_IN_A_ROW)], range(BYTES_IN_A_ROW))
+    axes.set_xticks([8 * byte + 3.5 for byte in range(BYTES_IN_A_ROW)], list("01234567"))
     stride = max(1, rows // 9)
     marks = range(0, rows, stride)
     axes.set_yticks(marks, [f"byte {BYTES_IN_A_ROW * row}" for row in marks])

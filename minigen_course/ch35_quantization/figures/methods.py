@@ -50,7 +50,7 @@ def search_curve(alphas: Sequence[float], errors: Mapping[str, Sequence[float]])
     axes.set_ylim(0, min(1.1 * highest, 2.5))
     axes.set(xlabel="exponent α of the factors", ylabel="squared error of the\noutputs, of RTN's")
     axes.legend(frameon=False, labelcolor=INK, fontsize=9, loc="lower left")
-    title(axes, "AWQ tries exponents: too small protects nothing, too large hurts the rest")
+    title(axes, "AWQ tries exponents: 0 is rounding to nearest, 1 makes all inputs alike")
     return made
 
 
@@ -142,7 +142,11 @@ def pushed_errors(
         interpolation="none",
     )
     top.axvline(step - 0.5, color=INK, linewidth=2)
-    top.set(xlabel="column", ylabel="row", xlim=(-0.5, columns - 0.5))
+    top.set(
+        xlabel="column: rounded on the left of the line, still free on its right",
+        ylabel="row",
+        xlim=(-0.5, columns - 0.5),
+    )
     bar = made.colorbar(image, ax=top, pad=0.01)
     bar.set_label("change of the weight", fontsize=9, color=INK)
     bar.ax.tick_params(labelsize=8, colors=QUIET)

@@ -1,5 +1,6 @@
 """What bits cost: errors of matrices, KL divergence and perplexity, bytes and speed."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from minigen_course.figures.style import (
     BLUE,
@@ -22,6 +24,11 @@ from minigen_course.figures.style import (
 )
 
 FREE = 1e-6  # a relative error below it is that of float32 arithmetic
+LABEL_WIDTH, LABEL_HEIGHT = 0.15, 0.052  # of a label, as shares of the axes
+LABEL_SHIFTS = sorted(  # of a label from its point: first just above it, then below, then farther
+    (sign * (0.035 + 0.01 * step) for step in range(90) for sign in (1, -1)),
+    key=lambda shift: (abs(shift), -shift),
+)
 METHODS = {"RTN": (ORANGE, "o"), "AWQ": (BLUE, "s"), "GPTQ": (GREEN, "D")}
 
 
@@ -120,17 +127,32 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
         axes.set_yscale("log")
         axes.set_xticks(range(len(all_bits)), [f"{bits}" for bits in all_bits])
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _plain_log(axes)
         axes.set(xlim=(-0.5, len(all_bits) - 0.5), xlabel="bits per code")
     left.set_ylabel("KL divergence per token, nats (log scale)")
     right.set_ylabel("perplexity (log scale)")
     own = found["none"][text]["perplexity"]
     right.axhline(own, color=QUIET, linestyle="--", linewidth=1)
-    right.text(-0.47, own, f"the file itself: {own:.1f}", color=QUIET, fontsize=9, va="bottom")
+    right.text(
+        len(all_bits) - 0.52,
+        own,
+        f"the file itself: {own:.1f}",
+        color=QUIET,
+        fontsize=9,
+        ha="right",
+        va="bottom",
+    )
     left.legend(frameon=False, labelcolor=INK)
     title(left, _verdict(found, text, all_bits))
     title(right, text)
     return made
+
+
+def _plain_log(axes: Axes) -> None:
+    """Label a logarithmic axis with plain numbers: 1, 2 and 5 times the powers of ten."""
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _with_intervals(
@@ -188,43 +210,81 @@ class Form:
     num_bytes: int
     tokens_per_second: float | None
 
+    @property
+    def megabytes(self) -> float:
+        """The size in millions of bytes."""
+        return self.num_bytes / 1e6
+
+
+@dataclass(frozen=True)
+class Column:
+    """A panel of `trade_offs`: its label, a form's value, how it is written, and its colour."""
+
+    label: str
+    read: Callable[[Form], float | None]
+    written: str
+    colour: str
+    better: str
+
+
+COLUMNS = (
+    Column(
+        "error of the weights, %",
+        lambda form: None if form.error is None else 100 * form.error,
+        ".2g",
+        ORANGE,
+        "less",
+    ),
+    Column("perplexity", lambda form: form.perplexity, ",.1f", BLUE, "less"),
+    Column("megabytes", lambda form: form.megabytes, ".0f", GREEN, "less"),
+    Column("tokens per second", lambda form: form.tokens_per_second, ".0f", PINK, "more"),
+)
+
 
 def trade_offs(rows: Sequence[Form]) -> Figure:
-    """Draw error, perplexity, size and speed side by side, a row per form."""
-    made, panels = figure(11, 1.3 + 0.34 * len(rows), ncols=4, sharey=True)
-    spans: list[tuple[str, Callable[[Form], float | None], str, str]] = [
-        ("error of the weights, %", lambda form: _times(100, form.error), "{:.2g}", ORANGE),
-        ("perplexity", lambda form: form.perplexity, "{:.1f}", BLUE),
-        ("megabytes", lambda form: form.num_bytes / 1e6, "{:.0f}", GREEN),
-        ("tokens per second", lambda form: form.tokens_per_second, "{:.0f}", PINK),
-    ]
-    for axes, (name, read, written, colour) in zip(panels, spans, strict=True):
-        values = [read(form) for form in rows]
-        known = [each for each in values if each is not None]
-        most = max(known, default=1.0)
-        for line, (form, value) in enumerate(zip(rows, values, strict=True)):
-            if value is None:
-                axes.text(0, line, " not measured", va="center", fontsize=8, color=QUIET)
-                continue
-            axes.barh(line, value, color=colour, height=0.62, alpha=0.85)
-            end = value
-            if name == "perplexity" and form.low is not None and form.high is not None:
-                axes.plot([form.low, form.high], [line, line], color=INK, linewidth=1.4)
-                end = max(value, form.high)
-            text = written.format(value) if value else "0"
-            axes.text(end + 0.03 * most, line, text, va="center", fontsize=8.5, color=INK)
-        highs = [form.high for form in rows if form.high is not None]
-        reach = max([most, *highs]) if name == "perplexity" else most
-        axes.set(xlim=(0, 1.3 * reach), ylim=(len(rows) - 0.5, -0.5), xlabel=name)
-        axes.tick_params(axis="y", length=0)
+    """Draw error, perplexity, size and speed side by side, a row per form.
+
+    The axis of the perplexity is logarithmic if its values differ by more than a factor of 5.
+    """
+    made, panels = figure(11, 1.3 + 0.34 * len(rows), ncols=len(COLUMNS), sharey=True)
+    for axes, column in zip(panels, COLUMNS, strict=True):
+        _panel(axes, column, rows)
+        if column.label == "perplexity":
+            for line, form in enumerate(rows):
+                if form.low is not None and form.high is not None:
+                    axes.plot([form.low, form.high], [line, line], color=INK, linewidth=1.4)
     panels[0].set_yticks(range(len(rows)), [form.name for form in rows], color=INK)
-    for axes, sign in zip(panels, ("less", "less", "less", "more"), strict=True):
-        title(axes, f"{sign} is better")
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
     return made
 
 
-def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
+def _panel(axes: Axes, column: Column, rows: Sequence[Form]) -> None:
+    """Draw one column as bars with their values."""
+    values = [column.read(form) for form in rows]
+    known = [each for each in values if each is not None]
+    most, least = max(known, default=1.0), min(known, default=1.0)
+    wide = column.label == "perplexity" and most > 5 * least
+    start = least / 1.5 if wide else 0.0
+    if column.label == "perplexity":
+        most = max([most, *(form.high for form in rows if form.high is not None)])
+    for line, (form, value) in enumerate(zip(rows, values, strict=True)):
+        if value is None:
+            axes.text(start, line, " not measured", va="center", fontsize=8, color=QUIET)
+            continue
+        axes.barh(line, value - start, left=start, color=column.colour, height=0.62, alpha=0.85)
+        end = max(value, form.high or value) if column.label == "perplexity" else value
+        written = ",.0f" if value >= 1000 else column.written
+        text = format(value, written) if value else "0"
+        place = end * (most / start) ** 0.04 if wide else end + 0.03 * most
+        axes.text(place, line, text, va="center", fontsize=8.5, color=INK)
+    if wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(start, most * (most / start) ** 0.35 if wide else 1.3 * most)
+    axes.set_xlabel(f"{column.label} (log scale)" if wide else column.label)
+    axes.tick_params(axis="y", length=0)
+    title(axes, f"{column.better} is better")
 
 
 def size_and_quality(rows: Sequence[Form], max_megabytes: float | None = None) -> Figure:
@@ -233,90 +293,95 @@ def size_and_quality(rows: Sequence[Form], max_megabytes: float | None = None) -
     With `max_megabytes`, the best form within it is marked. Forms without a perplexity are left
     out.
     """
-    known = [form for form in rows if form.perplexity is not None]
-    frontier = _frontier(known)
-    made, axes = figure(9.4, 4.2)
+    known = [(form, form.perplexity) for form in rows if form.perplexity is not None]
+    made, axes = figure(10, 4.6)
+    frontier: list[tuple[Form, float]] = []
+    for form, y in sorted(known, key=lambda each: (each[0].num_bytes, each[1])):
+        if not frontier or y < frontier[-1][1]:
+            frontier.append((form, y))
     axes.plot(
-        [form.num_bytes / 1e6 for form in frontier],
-        [form.perplexity or 0 for form in frontier],
+        [form.megabytes for form, _ in frontier],
+        [y for _, y in frontier],
         color=QUIET,
         linewidth=1.2,
         drawstyle="steps-post",
-        label="nothing is smaller and better",
+        label="no form is smaller and better",
         zorder=1,
     )
-    speeds = [form.tokens_per_second for form in known if form.tokens_per_second is not None]
-    bounds = (min(speeds), max(speeds)) if speeds else (0.0, 1.0)
-    for form in known:
-        x, y = form.num_bytes / 1e6, form.perplexity or 0
+    for form, _ in known:
         if form.low is not None and form.high is not None:
-            axes.plot([x, x], [form.low, form.high], color=QUIET, linewidth=1, zorder=1)
-        speed = form.tokens_per_second
-        dots = axes.scatter(
-            [x],
-            [y],
-            s=80,
-            c=["white"] if speed is None else [speed],
-            cmap=None if speed is None else HEAT,
-            vmin=None if speed is None else bounds[0],
-            vmax=None if speed is None else bounds[1],
-            edgecolors=INK,
-            linewidths=0.8,
-            zorder=2,
-        )
-        if speed is not None:
-            coloured = dots
-        axes.annotate(
-            form.name,
-            (x, y),
-            (7, 5),
-            textcoords="offset points",
-            fontsize=8.5,
-            color=INK if form in frontier else QUIET,
-        )
-    if speeds:
-        bar = made.colorbar(coloured, ax=axes, pad=0.01)
-        bar.set_label("tokens per second (white: not measured)", fontsize=9, color=INK)
-        bar.ax.tick_params(labelsize=8, colors=QUIET)
+            axes.plot([form.megabytes] * 2, [form.low, form.high], color=QUIET, linewidth=1)
+    _dots(axes, known)
+    axes.set_yscale("log")
+    sizes = [form.megabytes for form, _ in known]
+    room = 0.1 * (max(sizes) - min(sizes)) + 1
+    axes.set_xlim(min(sizes) - room, max(sizes) + 3 * room)
+    heading = "Size and quality"
     if max_megabytes is not None:
         axes.axvline(max_megabytes, color=ORANGE, linewidth=1.5)
-        axes.axvspan(max_megabytes, 1e6, color=FAINT, alpha=0.4, linewidth=0)
-    axes.set_yscale("log")
-    sizes = [form.num_bytes / 1e6 for form in known]
-    room = 0.12 * (max(sizes) - min(sizes)) + 1
-    axes.set_xlim(min(sizes) - room, max(sizes) + 2 * room)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=8, colors=QUIET)
+        axes.axvspan(max_megabytes, 1e6, color=FAINT, alpha=0.4, linewidth=0, zorder=0)
+        heading = _mark_best(axes, known, max_megabytes)
+    _plain_log(axes)
     axes.set(xlabel="megabytes", ylabel="perplexity (log scale)")
     axes.legend(frameon=False, labelcolor=INK, loc="upper right")
-    title(axes, _best(known, max_megabytes, axes))
+    names = {form.name for form, _ in frontier}
+    _spread_labels(axes, [(f.name, f.megabytes, y, f.name in names) for f, y in known])
+    title(axes, heading)
     return made
 
 
-def _frontier(forms: Sequence[Form]) -> list[Form]:
-    """Return the forms, by size, that are better than all smaller ones."""
-    best: list[Form] = []
-    for form in sorted(forms, key=lambda each: (each.num_bytes, each.perplexity or 0)):
-        if not best or (form.perplexity or 0) < (best[-1].perplexity or 0):
-            best.append(form)
-    return best
+def _dots(axes: Axes, known: Sequence[tuple[Form, float]]) -> None:
+    """Draw each form, coloured by its speed, or white."""
+    timed = [(f.megabytes, y, f.tokens_per_second) for f, y in known if f.tokens_per_second]
+    others = [(f.megabytes, y) for f, y in known if not f.tokens_per_second]
+    look: dict[str, Any] = {"s": 75, "edgecolors": INK, "linewidths": 0.8, "zorder": 3}
+    if others:
+        xs, ys = zip(*others, strict=True)
+        axes.scatter(xs, ys, c="white", label="speed not measured", **look)
+    if timed:
+        xs, ys, speeds = zip(*timed, strict=True)
+        dots = axes.scatter(xs, ys, c=speeds, cmap=HEAT, **look)
+        bar = axes.figure.colorbar(dots, ax=axes, pad=0.01)
+        bar.set_label("tokens per second", fontsize=9, color=INK)
+        bar.ax.tick_params(labelsize=8, colors=QUIET)
 
 
-def _best(forms: Sequence[Form], max_megabytes: float | None, axes: Axes) -> str:
-    if max_megabytes is None:
-        return "Size and quality"
-    fitting = [form for form in forms if form.num_bytes <= 1e6 * max_megabytes]
+def _spread_labels(axes: Axes, labels: Sequence[tuple[str, float, float, bool]]) -> None:
+    """Write names to the right of their points, one above the other where points are close."""
+    left, right = axes.get_xlim()
+    low, high = (math.log(each) for each in axes.get_ylim())
+    placed: list[tuple[float, float]] = []
+    for name, x, y, strong in sorted(labels, key=lambda each: each[2]):
+        place, across = (math.log(y) - low) / (high - low), (x - left) / (right - left)
+        near = [up for other, up in placed if abs(across - other) < LABEL_WIDTH]
+        label = next(
+            place + shift
+            for shift in LABEL_SHIFTS
+            if all(abs(place + shift - up) >= LABEL_HEIGHT for up in near)
+        )
+        placed.append((across, label))
+        far = abs(label - place) > LABEL_HEIGHT
+        axes.annotate(
+            name,
+            (x, y),
+            (across + (0.035 if far else 0.014), label),
+            xycoords="data",
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8.5,
+            color=INK if strong else QUIET,
+            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6} if far else None,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.7},
+            zorder=2,
+        )
+
+
+def _mark_best(axes: Axes, known: Sequence[tuple[Form, float]], max_megabytes: float) -> str:
+    """Draw a ring around the best form that fits, and return the figure's title."""
+    fitting = [(form, y) for form, y in known if form.megabytes <= max_megabytes]
     if not fitting:
         return f"Nothing fits into {max_megabytes:g} MB"
-    best = min(fitting, key=lambda form: form.perplexity or 0)
-    axes.scatter(
-        [best.num_bytes / 1e6],
-        [best.perplexity or 0],
-        s=260,
-        facecolors="none",
-        edgecolors=ORANGE,
-        linewidths=2.4,
-        zorder=3,
-    )
-    return f"In {max_megabytes:g} MB: {best.name}, perplexity {best.perplexity:.1f}"
+    best, y = min(fitting, key=lambda each: each[1])
+    ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ORANGE, "linewidths": 2.4}
+    axes.scatter([best.megabytes], [y], s=260, zorder=4, **ring)
+    return f"In {max_megabytes:g} MB: {best.name}, perplexity {y:.1f}"

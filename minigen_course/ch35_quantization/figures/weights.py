@@ -5,7 +5,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from minigen_course.figures.style import (
@@ -101,6 +100,7 @@ def _whole(axes: Axes, groups: Grouped, outlier: float, step: float, bits: int) 
     _grid_lines(axes, step, bits, reach, 0, 1)
     axes.stairs(counts.numpy(), edges.numpy(), fill=True, color=BLUE, baseline=0.5)
     axes.set_yscale("log")
+    axes.minorticks_off()  # most of the drawing's time
     top = 4 * float(counts.amax())
     axes.set(xlim=(-reach, reach), ylim=(0.5, top), ylabel="weights (log scale)")
     axes.annotate(
@@ -121,7 +121,9 @@ def _grid_lines(
     last = _last_code(bits)
     for code in range(-last, last + 1):
         if abs(code * step) <= reach:
-            axes.axvline(code * step, low, high, color=color, linewidth=1.0, zorder=0)
+            axes.axvline(
+                code * step, low, high, color=color, linewidth=1.0 if last < 40 else 0.4, zorder=0
+            )
 
 
 def _close_up(axes: Axes, groups: Grouped, steps: dict[str, float], per: str, bits: int) -> None:
@@ -138,21 +140,27 @@ def _close_up(axes: Axes, groups: Grouped, steps: dict[str, float], per: str, bi
     for line, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         if not name:
             continue
-        base = -(0.3 + 0.36 * line) * highest
+        base = -(0.46 + 0.44 * line) * highest
         colour = BLUE if line else ORANGE
         last = min(_last_code(bits), int(CLOSE_UP / step))
         values = [code * step for code in range(-last, last + 1)]
-        axes.vlines(values, base, base + 0.2 * highest, color=colour, linewidth=1.6)
+        axes.vlines(
+            values,
+            base,
+            base + 0.17 * highest,
+            color=colour,
+            linewidth=1.6 if len(values) < 90 else 0.7,
+        )
         axes.plot([-CLOSE_UP, CLOSE_UP], [base, base], color=colour, linewidth=0.8)
         reached = f"{len(values)} values here, {step:.2f} σ apart"
         axes.text(
-            *(-CLOSE_UP, base + 0.22 * highest),
+            *(-CLOSE_UP, base + 0.18 * highest),
             f"{name}: {reached}" if len(values) > 1 else f"{name}: only 0 here",
             fontsize=8.5,
             color=colour,
             va="bottom",
         )
-    axes.set(xlim=(-CLOSE_UP, CLOSE_UP), ylim=(-0.75 * highest, 1.05 * highest))
+    axes.set(xlim=(-CLOSE_UP, CLOSE_UP), ylim=(-0.98 * highest, 1.05 * highest))
     ticks = [tick for tick in axes.get_yticks() if 0 <= tick <= highest]
     axes.set_yticks(ticks)
     axes.set(ylabel="weights", xlabel="weight, in standard deviations σ")
@@ -165,14 +173,13 @@ def _who_pays(axes: Axes, errors: Grouped, place: tuple[int, int, int]) -> None:
     rows, groups = rms.shape
     norm = LogNorm(LEAST, MOST)
     image = axes.imshow(rms.numpy(), cmap=HEAT, norm=norm, aspect="auto", interpolation="none")
-    axes.add_patch(
-        Rectangle((place[1] - 0.5, place[0] - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2)
-    )
+    axes.plot(place[1], place[0], "o", color=ORANGE, fillstyle="none", markersize=15, mew=2)
     axes.set(xlabel="group", ylabel="row", xlim=(-0.5, groups - 0.5), ylim=(rows - 0.5, -0.5))
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
     bar.set_label("σ (log scale)", fontsize=9, color=INK)
+    bar.minorticks_off()
     bar.ax.tick_params(labelsize=8, colors=QUIET)
-    title(axes, "RMS error of each group")
+    title(axes, "RMS error of each group; circle: the outlier")
 
 
 def _bars(axes: Axes, relative: dict[str, float], per: str) -> None:
@@ -213,7 +220,8 @@ def natural_outliers(
         (False, BLUE, f"within {sigmas:g} σ"),
         (True, ORANGE, f"{beyond:,} of {weight.numel():,} weights beyond {sigmas:g} σ"),
     ):
-        chosen = torch.where((middles.abs() > sigmas) == far, counts, 0.0)
+        shown = ((middles.abs() > sigmas) == far) & (counts > 0)
+        chosen = torch.where(shown, counts, torch.nan)
         axes.stairs(
             chosen.numpy(), edges.numpy(), fill=True, color=colour, baseline=0.5, label=name
         )
@@ -222,7 +230,7 @@ def natural_outliers(
     axes.set_yscale("log")
     axes.set(xlim=(-reach, reach), ylim=(0.1, 4 * float(counts.amax())))
     axes.set(xlabel="weight, in standard deviations σ", ylabel="weights (log scale)")
-    axes.text(0, 0.4, f"the grid: {len(values)} values", ha="center", fontsize=8.5, color=QUIET)
+    axes.text(-most, 0.42, f"the grid: {len(values)} values", fontsize=8.5, color=QUIET)
     axes.legend(frameon=False, labelcolor=INK, loc="upper right")
     title(
         axes, f"{inside} of the grid's {len(values)} values are for all weights within {sigmas:g} σ"
