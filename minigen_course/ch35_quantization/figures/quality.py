@@ -25,10 +25,7 @@ from minigen_course.figures.style import (
 
 FREE = 1e-6  # a relative error below it is that of float32 arithmetic
 LABEL_WIDTH, LABEL_HEIGHT = 0.15, 0.052  # of a label, as shares of the axes
-LABEL_SHIFTS = sorted(  # of a label from its point: first just above it, then below, then farther
-    (sign * (0.035 + 0.01 * step) for step in range(90) for sign in (1, -1)),
-    key=lambda shift: (abs(shift), -shift),
-)
+LABEL_RISE, LABEL_STEP = 0.035, 0.004  # above its point, and until it is clear of others
 METHODS = {"RTN": (ORANGE, "o"), "AWQ": (BLUE, "s"), "GPTQ": (GREEN, "D")}
 
 
@@ -322,6 +319,8 @@ def size_and_quality(rows: Sequence[Form], max_megabytes: float | None = None) -
         axes.axvspan(max_megabytes, 1e6, color=FAINT, alpha=0.4, linewidth=0, zorder=0)
         heading = _mark_best(axes, known, max_megabytes)
     _plain_log(axes)
+    low, high = axes.get_ylim()
+    axes.set(ylim=(low, high * (high / low) ** 0.06))  # room for a label
     axes.set(xlabel="megabytes", ylabel="perplexity (log scale)")
     axes.legend(frameon=False, labelcolor=INK, loc="upper right")
     names = {form.name for form, _ in frontier}
@@ -354,11 +353,9 @@ def _spread_labels(axes: Axes, labels: Sequence[tuple[str, float, float, bool]])
     for name, x, y, strong in sorted(labels, key=lambda each: each[2]):
         place, across = (math.log(y) - low) / (high - low), (x - left) / (right - left)
         near = [up for other, up in placed if abs(across - other) < LABEL_WIDTH]
-        label = next(
-            place + shift
-            for shift in LABEL_SHIFTS
-            if all(abs(place + shift - up) >= LABEL_HEIGHT for up in near)
-        )
+        label = place + LABEL_RISE
+        while any(abs(label - up) < LABEL_HEIGHT for up in near):
+            label += LABEL_STEP
         placed.append((across, label))
         far = abs(label - place) > LABEL_HEIGHT
         axes.annotate(
