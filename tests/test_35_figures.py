@@ -17,14 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minigen.checkpoint.quantized.floats import NF4
+from minigen.checkpoint.quantized.integers import AwqMatrix
+from minigen.checkpoint.quantized.matrix import Groups
 from minigen.quantization.gptq import gptq
 from minigen.quantization.grid import Grid
 from minigen_course.ch35_quantization import figures as draw
-from minigen_course.ch35_quantization.figures import cache, formats, weights
+from minigen_course.ch35_quantization.figures import cache, methods, weights
 from minigen_course.figures import explore as explorables
 from minigen_course.figures.explore import png
 from minigen_course.figures.style import ORANGE
 
+ONES = torch.ones(1, 8)
 IN_GGUF = ("Q8_0", "Q4_1", "Q4_K", "MXFP4", "NVFP4")
 
 
@@ -63,7 +66,7 @@ def test_scales_of_smaller_units_spare_the_other_weights() -> None:
     errors: dict[str, list[float]] = {unit: [] for unit in weights.UNITS}
     for outlier in (4.0, 12.0, 40.0):
         made = draw.outlier_histogram(weight, outlier, "row", group_size=32)
-        shown = [float(each.get_width()) for each in made.axes[3].patches]
+        shown = [each.get_width() for each in made.axes[3].patches if isinstance(each, Rectangle)]
         assert shown == sorted(shown, reverse=True)
         for unit, each in zip(weights.UNITS, shown, strict=True):
             errors[unit].append(each)
@@ -178,10 +181,10 @@ def test_a_block_frames_the_bits_of_a_weight(name: str) -> None:
 def test_strips_are_as_long_as_their_bits_per_weight() -> None:
     made = draw.format_strips()
     ends = dict.fromkeys(range(len(draw.FORMATS)), 0.0)
-    for each in made.axes[0].patches:
-        assert isinstance(each, Rectangle)
-        line = round(each.get_y() + each.get_height() / 2)
-        ends[line] = max(ends[line], each.get_x() + each.get_width())
+    for piece in made.axes[0].patches:
+        assert isinstance(piece, Rectangle)
+        line = round(piece.get_y() + piece.get_height() / 2)
+        ends[line] = max(ends[line], piece.get_x() + piece.get_width())
     for line, each in enumerate(draw.FORMATS.values()):
         assert ends[line] == pytest.approx(each.bits_per_weight)
     assert len(made.axes[1].patches) == 8 + 4 + 4 + 4 + 8 + 8 + 4 + 4
@@ -192,8 +195,8 @@ def test_codes_lie_on_the_number_line() -> None:
     made = draw.number_line(normal(4, 64), group_size=32)
     labels = [each.get_text() for each in made.axes[1].get_yticklabels()]
     assert labels[1:3] == ["NF4\n16 values", "FP4 e2m1\n15 values"]  # 0 and -0 are one value
-    assert formats.VALUES["FP8 e4m3"].max() == 448
-    assert len(formats.VALUES["FP8 e4m3"]) == 254
+    assert weights.VALUES["FP8 e4m3"].max() == 448
+    assert len(weights.VALUES["FP8 e4m3"]) == 254
     png(made)
     png(draw.number_line(names=["int8", "NF4"]))
 
@@ -327,15 +330,25 @@ def test_the_last_step_is_gptq_and_columns_on_the_left_stay() -> None:
 def test_what_is_pushed_to_the_right_is_drawn_up_to_a_step() -> None:
     steps = draw.column_steps(normal(3, 8), torch.eye(8) + 0.5, Grid(2, 8, False))
     made = draw.pushed_errors(steps, 3, {"GPTQ": [0.1] * 9, "RTN": [0.2] * 9})
-    assert title_of(made.axes[0]) == "3 columns are rounded; 100% of the 5 on the right moved"
+    assert title_of(made.axes[0]).startswith("3 of 8 columns rounded: RMS change ")
     change = np.asarray(made.axes[0].images[0].get_array())
     np.testing.assert_allclose(change, (steps[3] - steps[0]).numpy())
     drawn = [line for line in made.axes[1].lines if not str(line.get_label()).startswith("_")]
     assert [len(np.asarray(line.get_xdata())) for line in drawn] == [4, 4]
     png(made)
     last = draw.pushed_errors(steps, 8)
-    assert title_of(last.axes[0]) == "all 8 columns are rounded"
+    assert title_of(last.axes[0]).endswith(" on the left")
     png(last)
+
+
+def test_words_are_drawn_in_the_order_of_the_checkpoints() -> None:
+    _, order = methods.WORD_ORDERS["AWQ"]
+    word = sum(index << (4 * place) for place, index in enumerate(order))
+    read = AwqMatrix("here", Groups(1, 1), torch.tensor([[word]], dtype=torch.int32), None, ONES)
+    assert (read.dequantize() + 8).flatten().tolist() == list(range(8))
+    made = draw.packed_words()
+    assert texts(made.axes[0])[8:16] == ["0", "2", "4", "6", "1", "3", "5", "7"]
+    png(made)
 
 
 def test_the_map_has_each_matrix_and_its_bits() -> None:

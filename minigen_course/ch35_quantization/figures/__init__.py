@@ -9,12 +9,12 @@ from minigen_course.ch35_quantization.figures.formats import (
     FORMATS,
     block_bits,
     format_strips,
-    number_line,
 )
 from minigen_course.ch35_quantization.figures.methods import (
     column_steps,
     columns_that_matter,
     knapsack_curve,
+    packed_words,
     pushed_errors,
     search_curve,
     sensitivity_map,
@@ -26,7 +26,11 @@ from minigen_course.ch35_quantization.figures.quality import (
     size_and_quality,
     trade_offs,
 )
-from minigen_course.ch35_quantization.figures.weights import natural_outliers, outlier_histogram
+from minigen_course.ch35_quantization.figures.weights import (
+    natural_outliers,
+    number_line,
+    outlier_histogram,
+)
 
 __all__ = [
     "FORMATS",
@@ -43,6 +47,7 @@ __all__ = [
     "natural_outliers",
     "number_line",
     "outlier_histogram",
+    "packed_words",
     "pushed_errors",
     "quality_by_bits",
     "search_curve",

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from minigen_course.ch35_quantization.figures.quality import plain_log
 from minigen_course.figures.style import (
     BLUE,
     CYCLE,
@@ -185,7 +186,7 @@ def cache_errors(errors: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_yscale("log")
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_xticks(range(len(all_bits)), [str(each) for each in all_bits])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    plain_log(axes)
     axes.set(xlabel="bits per code", ylabel="relative error, % (log scale)")
     axes.legend(frameon=False, labelcolor=INK)
     title(axes, "The same bits, shared along channels or along tokens")

@@ -1,4 +1,4 @@
-"""Formats bit by bit: what a block stores, which bits make one weight, and where codes lie.
+"""Formats bit by bit: what a block stores, and which of its bits make one weight.
 
 Layouts as in ggml's `ggml-common.h` (Q8_0, Q4_1, Q4_K, MXFP4, NVFP4), bitsandbytes (NF4, with a
 float32 absmax) and by block as DeepSeek's FP8 (a float32 scale per 128 x 128 weights). The floats
@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from torch import Tensor
 
-from minigen.checkpoint.quantized.floats import E2M1, NF4
+from minigen.checkpoint.quantized.floats import NF4
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -453,65 +450,3 @@ def _frame(axes: Axes, places: Sequence[int], field: str) -> None:
                 zorder=3,
             )
         )
-
-
-def _float_values(dtype: torch.dtype) -> Float[Tensor, " values"]:
-    values = torch.arange(256, dtype=torch.uint8).view(dtype).float()
-    return values[torch.isfinite(values)]
-
-
-VALUES: Mapping[str, Float[Tensor, " values"]] = {
-    "int4": torch.arange(-7.0, 8.0),
-    "int8": torch.arange(-127.0, 128.0),
-    "NF4": NF4,
-    "FP4 e2m1": E2M1,
-    "FP8 e4m3": _float_values(torch.float8_e4m3fn),
-    "FP8 e5m2": _float_values(torch.float8_e5m2),
-}
-
-
-def number_line(
-    weights: Float[Tensor, "rows columns"] | None = None,
-    names: Sequence[str] = ("int4", "NF4", "FP4 e2m1", "FP8 e4m3", "FP8 e5m2"),
-    group_size: int = 32,
-) -> Figure:
-    """Draw where each format's codes lie, the largest at 1, below the weights that they stand for.
-
-    The weights are those of a matrix, each divided by the largest magnitude of its group.
-    """
-    heights = (1.3, len(names) * 0.55)
-    if weights is None:
-        made, lines = figure(10, 0.8 + 0.55 * len(names))
-    else:
-        made, (top, lines) = figure(
-            10, 2.2 + 0.55 * len(names), nrows=2, height_ratios=heights, sharex=True
-        )
-        groups = weights.float().flatten().unflatten(0, (-1, group_size))
-        shares = groups / groups.abs().amax(1, keepdim=True).clamp(min=1e-30)
-        counts = torch.histc(shares.flatten(), 101, -1, 1) / shares.numel()
-        top.stairs(100 * counts.numpy(), np.linspace(-1, 1, 102), fill=True, color=SKY)
-        top.set(ylabel="weights, %")
-        title(top, f"weights, as shares of the largest of their {group_size}")
-    for line, (name, colour) in enumerate(zip(names, _cycle(len(names)), strict=True)):
-        values = VALUES[name].unique()
-        marks = (values / values.abs().amax()).numpy()
-        lines.vlines(
-            marks,
-            line - 0.33,
-            line + 0.33,
-            color=colour,
-            linewidth=1.6 if len(values) < 20 else 0.7,
-        )
-    lines.set_yticks(
-        range(len(names)), [f"{name}\n{len(VALUES[name].unique())} values" for name in names]
-    )
-    lines.tick_params(axis="y", length=0, labelcolor=INK)
-    lines.set(xlim=(-1.03, 1.03), ylim=(len(names) - 0.5, -0.5))
-    lines.set_xlabel("value of the code, as a share of the largest")
-    title(lines, "the codes' values")
-    return made
-
-
-def _cycle(count: int) -> list[str]:
-    colours = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY)
-    return [colours[each % len(colours)] for each in range(count)]

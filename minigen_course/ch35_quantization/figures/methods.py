@@ -1,4 +1,4 @@
-"""AWQ's search, GPTQ's columns, and mixed bits: sensitivity, choice and knapsack."""
+"""AWQ's search, GPTQ's columns, their checkpoints' words, and mixed bits."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 from jaxtyping import Float
+from matplotlib import colormaps
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from minigen.quantization.gptq import inverse_factor
@@ -150,13 +152,13 @@ def pushed_errors(
     bar = made.colorbar(image, ax=top, pad=0.01)
     bar.set_label("change of the weight", fontsize=9, color=INK)
     bar.ax.tick_params(labelsize=8, colors=QUIET)
-    if step < columns:
-        moved = float((change[:, step:] != 0).float().mean())
-        heading = (
-            f"{step} columns are rounded; {moved:.0%} of the {columns - step} on the right moved"
-        )
-    else:
-        heading = f"all {columns} columns are rounded"
+    heading = f"{step} of {columns} columns rounded"
+    sides = {"on the left": change[:, :step], "on the right": change[:, step:]}
+    moved = [
+        f"{float(x.square().mean().sqrt()):.2g} {side}" for side, x in sides.items() if x.numel()
+    ]
+    if step:
+        heading += f": RMS change {', '.join(moved)}"
     title(top, heading)
     if output_errors:
         below = axes[1]
@@ -262,4 +264,39 @@ def knapsack_curve(sizes: Sequence[Mapping[str, float]]) -> Figure:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, labelcolor=INK)
     title(axes, f"The greedy choice equals the optimum at {equal} of {len(sizes)} sizes")
+    return made
+
+
+WORD_ORDERS: Mapping[str, tuple[str, tuple[int, ...]]] = {  # from the lowest four bits up
+    "GPTQ": ("inputs of one output", (0, 1, 2, 3, 4, 5, 6, 7)),
+    "AWQ": ("outputs of one input", (0, 2, 4, 6, 1, 3, 5, 7)),
+    "compressed-tensors": ("inputs of one output", (0, 1, 2, 3, 4, 5, 6, 7)),
+}
+
+
+def packed_words() -> Figure:
+    """Draw which eight codes of 4 bits a 32-bit word has in three kinds of checkpoints."""
+    made, axes = figure(10, 2.9)
+    for line, (_, order) in enumerate(WORD_ORDERS.values()):
+        for place, index in enumerate(order):
+            x = 28 - 4 * place  # the highest bits are on the left
+            shade = 0.25 + 0.65 * index / 7
+            axes.add_patch(
+                Rectangle(
+                    (x, line - 0.33),
+                    4,
+                    0.66,
+                    facecolor=colormaps["Blues"](shade),
+                    edgecolor="white",
+                    linewidth=2,
+                )
+            )
+            ink = "white" if shade > 0.55 else INK
+            axes.text(x + 2, line, str(index), ha="center", va="center", color=ink, fontsize=11)
+    labels = [f"{name}\n{what}" for name, (what, _) in WORD_ORDERS.items()]
+    axes.set_yticks(range(len(labels)), labels, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks(range(0, 33, 4), [str(32 - each) for each in range(0, 33, 4)])
+    axes.set(xlim=(-0.2, 32.2), ylim=(len(labels) - 0.5, -0.5), xlabel="bit of the word")
+    title(axes, "which of eight neighbours a 32-bit word holds where")
     return made

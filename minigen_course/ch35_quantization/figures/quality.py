@@ -124,7 +124,7 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
         axes.set_yscale("log")
         axes.set_xticks(range(len(all_bits)), [f"{bits}" for bits in all_bits])
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
-        _plain_log(axes)
+        plain_log(axes)
         axes.set(xlim=(-0.5, len(all_bits) - 0.5), xlabel="bits per code")
     left.set_ylabel("KL divergence per token, nats (log scale)")
     right.set_ylabel("perplexity (log scale)")
@@ -145,7 +145,7 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
     return made
 
 
-def _plain_log(axes: Axes) -> None:
+def plain_log(axes: Axes) -> None:
     """Label a logarithmic axis with plain numbers: 1, 2 and 5 times the powers of ten."""
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -318,7 +318,7 @@ def size_and_quality(rows: Sequence[Form], max_megabytes: float | None = None) -
         axes.axvline(max_megabytes, color=ORANGE, linewidth=1.5)
         axes.axvspan(max_megabytes, 1e6, color=FAINT, alpha=0.4, linewidth=0, zorder=0)
         heading = _mark_best(axes, known, max_megabytes)
-    _plain_log(axes)
+    plain_log(axes)
     low, high = axes.get_ylim()
     axes.set(ylim=(low, high * (high / low) ** 0.06))  # room for a label
     axes.set(xlabel="megabytes", ylabel="perplexity (log scale)")
