@@ -89,7 +89,7 @@ def test_the_chosen_unit_is_lit_and_its_grid_is_drawn(per: str, bits: int) -> No
         if per == "tensor"
         else [f"grid of the outlier's {per}", f"grid of another {per}"]
     )
-    if bits == 8:
+    if (per, bits) == ("row", 8):
         png(made)
 
 
@@ -173,7 +173,8 @@ def test_a_block_frames_the_bits_of_a_weight(name: str) -> None:
         round(each.get_width()) for each in made.axes[0].patches if isinstance(each, Rectangle)
     )
     assert framed == sum(map(len, draw.FORMATS[name].places(last).values()))
-    png(made)
+    if name in ("Q4_K", "MXFP4"):  # without and with digits
+        png(made)
     with pytest.raises(ValueError, match=f"no {last + 1}"):
         draw.block_bits(name, block, last + 1)
 
