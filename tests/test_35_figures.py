@@ -25,7 +25,7 @@ from minigen_course.ch35_quantization import figures as draw
 from minigen_course.ch35_quantization.figures import cache, methods, weights
 from minigen_course.figures import explore as explorables
 from minigen_course.figures.explore import png
-from minigen_course.figures.style import ORANGE
+from minigen_course.figures.style import BLUE, ORANGE
 
 ONES = torch.ones(1, 8)
 IN_GGUF = ("Q8_0", "Q4_1", "Q4_K", "MXFP4", "NVFP4")
@@ -255,6 +255,19 @@ def test_the_title_has_the_computed_order(held: tuple[bool, ...], said: str) -> 
     assert ticks == ["4", "3", "2"][: len(held)]
     if all(held):
         png(made)
+
+
+def test_forms_that_overlap_with_the_best_are_blue() -> None:
+    found = {
+        name: {"Alice": summary(20, divergence)}
+        for name, divergence in (("RTN", 1.0), ("AWQ", 0.5), ("GPTQ", 0.55))
+    }
+    made = draw.quality_by_form(found | {"order": {}}, "Alice")
+    labels = [each.get_text() for each in made.axes[0].get_yticklabels()]
+    assert labels == ["RTN", "AWQ", "GPTQ"]
+    dots = [line.get_color() for line in made.axes[0].lines if line.get_marker() == "o"]
+    assert dots == [ORANGE, BLUE, BLUE]
+    png(made)
 
 
 FORMS = [

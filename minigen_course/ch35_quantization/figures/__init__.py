@@ -23,6 +23,7 @@ from minigen_course.ch35_quantization.figures.quality import (
     Form,
     matrix_errors,
     quality_by_bits,
+    quality_by_form,
     size_and_quality,
     trade_offs,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "packed_words",
     "pushed_errors",
     "quality_by_bits",
+    "quality_by_form",
     "search_curve",
     "sensitivity_map",
     "size_and_quality",

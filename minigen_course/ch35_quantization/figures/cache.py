@@ -172,7 +172,7 @@ def cache_errors(errors: Mapping[str, Mapping[int, float]]) -> Figure:
     all_bits = sorted({bits for each in errors.values() for bits in each})
     for name, by_bits in errors.items():
         kind = name.split()[0]
-        colour = colours.setdefault(kind, (ORANGE, BLUE, *CYCLE[2:])[len(colours)])
+        colour = colours.setdefault(kind, (ORANGE, BLUE, *CYCLE[2:])[len(colours) % len(CYCLE)])
         token = "token" in name
         bits = sorted(by_bits)
         axes.plot(
