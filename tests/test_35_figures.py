@@ -433,6 +433,51 @@ def test_errors_of_the_cache_have_a_line_per_way() -> None:
     png(made)
 
 
+def kept_in(num_bytes: int, divergence: float) -> dict[str, Any]:
+    kl = {"value": divergence, "interval": [0.9 * divergence, 1.2 * divergence]}
+    return {"bytes per token": num_bytes, "comparison": {"kl": kl}}
+
+
+STORED: dict[str, dict[str, Any]] = {
+    "axes": {
+        kind: {
+            "largest channel / median channel": [9.0],
+            **{f"{b} bits": {"per channel": 0.5 / b, "per token": 0.9 / b} for b in (8, 4, 2)},
+        }
+        for kind in ("keys", "values")
+    },
+    "caches": {
+        "float32": {"bytes per token": 46080},
+        "fp8": kept_in(11700, 0.004),
+        "int8": kept_in(13000, 0.0001),
+        "int4": kept_in(7200, 0.01),
+        "int2": kept_in(4300, 0.9),
+    },
+}
+
+
+def test_stored_caches_are_drawn_with_their_savings() -> None:
+    made = draw.stored_cache(STORED)
+    assert [str(line.get_label()) for line in made.axes[0].lines] == [
+        *("keys per channel", "keys per token", "values per channel", "values per token")
+    ]
+    assert "int2: 10.7 times smaller" in texts(made.axes[1])
+    assert len(made.axes[1].texts) == 4
+    png(made)
+
+
+def test_slower_forms_are_orange_and_baselines_are_left_out() -> None:
+    rows = {
+        "int4": {"baseline": "int4", "speed": 1.0},
+        "Q4_0 file": {"baseline": "int4", "speed": 1.02},
+        "llama.cpp Q8_0": {"baseline": "int8", "speed": 0.8},
+    }
+    made = draw.decode_speeds(rows)
+    assert [to_hex(each.get_facecolor()) for each in made.axes[0].patches] == [BLUE, ORANGE]
+    assert texts(made.axes[0]) == ["1.02 of int4", "0.80 of int8"]
+    png(made)
+
+
 EXPLORABLES: dict[str, tuple[Callable[..., Figure], dict[str, Any], dict[str, Any]]] = {
     "outlier": (
         lambda outlier, per, bits: draw.outlier_histogram(normal(4, 64), outlier, per, bits),

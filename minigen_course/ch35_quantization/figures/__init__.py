@@ -4,6 +4,7 @@ from minigen_course.ch35_quantization.figures.cache import (
     cache_channels,
     cache_errors,
     kept_tokens,
+    stored_cache,
 )
 from minigen_course.ch35_quantization.figures.formats import (
     FORMATS,
@@ -21,6 +22,7 @@ from minigen_course.ch35_quantization.figures.methods import (
 )
 from minigen_course.ch35_quantization.figures.quality import (
     Form,
+    decode_speeds,
     matrix_errors,
     quality_by_bits,
     quality_by_form,
@@ -41,6 +43,7 @@ __all__ = [
     "cache_errors",
     "column_steps",
     "columns_that_matter",
+    "decode_speeds",
     "format_strips",
     "kept_tokens",
     "knapsack_curve",
@@ -55,5 +58,6 @@ __all__ = [
     "search_curve",
     "sensitivity_map",
     "size_and_quality",
+    "stored_cache",
     "trade_offs",
 ]

@@ -137,8 +137,9 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
 
 
 def plain_log(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers: 1, 2 and 5 times the powers of ten."""
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    """Label a logarithmic axis with plain numbers: powers of ten, and 2 and 5 times these if few."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1,) if high > 2000 * low else (1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
@@ -410,3 +411,32 @@ def _mark_best(axes: Axes, known: Sequence[tuple[Form, float]], max_megabytes: f
     ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ORANGE, "linewidths": 2.4}
     axes.scatter([best.megabytes], [y], s=260, zorder=4, **ring)
     return f"In {max_megabytes:g} MB: {best.name}, perplexity {y:.1f}"
+
+
+def decode_speeds(rows: Mapping[str, Mapping[str, Any]], limit: float = 0.9) -> Figure:
+    """Draw decode speeds as ratios to their baselines, as in the stored results' "speed".
+
+    A bar below `limit` is orange; the baselines themselves are not drawn.
+    """
+    shown = {name: each for name, each in rows.items() if name != each["baseline"]}
+    made, axes = figure(8.6, 1.2 + 0.36 * len(shown))
+    for line, each in enumerate(shown.values()):
+        speed = each["speed"]
+        axes.barh(line, speed, color=BLUE if speed >= limit else ORANGE, height=0.6)
+        axes.text(
+            max(speed, 1) + 0.02,
+            line,
+            f"{speed:.2f} of {each['baseline']}",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    axes.axvline(1, color=QUIET, linestyle="--", linewidth=1)
+    axes.axvline(limit, color=QUIET, linestyle=":", linewidth=1)
+    axes.set_yticks(range(len(shown)), list(shown), color=INK)
+    axes.tick_params(axis="y", length=0)
+    fastest = max(1.0, *(each["speed"] for each in shown.values()))
+    axes.set(xlim=(0, 1.25 * fastest), ylim=(len(shown) - 0.5, -0.5))
+    axes.set_xlabel(f"tokens per second, of the baseline's (dotted: {limit:g})")
+    title(axes, "Speed beside weights of the same bits in the engine's own form")
+    return made
