@@ -137,7 +137,7 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
 
 
 def plain_log(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers: powers of ten, and 2 and 5 times these if few."""
+    """Label a logarithmic axis with plain numbers: powers of ten; if few, also 2 and 5 times."""
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1,) if high > 2000 * low else (1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
