@@ -4,6 +4,7 @@ from minigen_course.ch35_quantization.figures.cache import (
     cache_channels,
     cache_errors,
     kept_tokens,
+    stored_cache,
 )
 from minigen_course.ch35_quantization.figures.formats import (
     FORMATS,
@@ -21,8 +22,10 @@ from minigen_course.ch35_quantization.figures.methods import (
 )
 from minigen_course.ch35_quantization.figures.quality import (
     Form,
+    decode_speeds,
     matrix_errors,
     quality_by_bits,
+    quality_by_form,
     size_and_quality,
     trade_offs,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "cache_errors",
     "column_steps",
     "columns_that_matter",
+    "decode_speeds",
     "format_strips",
     "kept_tokens",
     "knapsack_curve",
@@ -50,8 +54,10 @@ __all__ = [
     "packed_words",
     "pushed_errors",
     "quality_by_bits",
+    "quality_by_form",
     "search_curve",
     "sensitivity_map",
     "size_and_quality",
+    "stored_cache",
     "trade_offs",
 ]

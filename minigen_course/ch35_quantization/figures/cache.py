@@ -1,7 +1,7 @@
 """The KV cache in few bits: its large channels, the tokens that stay in full, and the error."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -168,11 +168,16 @@ def cache_errors(errors: Mapping[str, Mapping[int, float]]) -> Figure:
     Ways "... per channel" are solid and "... per token" dashed; keys and values have their colour.
     """
     made, axes = figure(7.6, 3.4)
+    _errors(axes, errors)
+    return made
+
+
+def _errors(axes: Axes, errors: Mapping[str, Mapping[int, float]]) -> None:
     colours: dict[str, str] = {}
     all_bits = sorted({bits for each in errors.values() for bits in each})
     for name, by_bits in errors.items():
         kind = name.split()[0]
-        colour = colours.setdefault(kind, (ORANGE, BLUE, *CYCLE[2:])[len(colours)])
+        colour = colours.setdefault(kind, (ORANGE, BLUE, *CYCLE[2:])[len(colours) % len(CYCLE)])
         token = "token" in name
         bits = sorted(by_bits)
         axes.plot(
@@ -190,4 +195,44 @@ def cache_errors(errors: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set(xlabel="bits per code", ylabel="relative error, % (log scale)")
     axes.legend(frameon=False, labelcolor=INK)
     title(axes, "The same bits, shared along channels or along tokens")
+
+
+def stored_cache(found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw the stored results of the KV cache: errors by axis, and KL divergence over bytes.
+
+    `found` has "axes" and "caches" as `benchmarks/35_kv_cache.py` writes them. The divergence is
+    that from the model whose cache is in float32, with its 95 % interval.
+    """
+    made, (left, right) = figure(11, 3.7, ncols=2)
+    _errors(
+        left,
+        {
+            f"{kind} {way}": {bits: each[f"{bits} bits"][way] for bits in (8, 4, 2)}
+            for kind, each in found["axes"].items()
+            for way in ("per channel", "per token")
+        },
+    )
+    full = found["caches"]["float32"]["bytes per token"]
+    for name, each in found["caches"].items():
+        if each.get("comparison") is None:
+            continue
+        kilobytes, divergence = each["bytes per token"] / 1e3, each["comparison"]["kl"]
+        low, high = divergence["interval"] or [divergence["value"]] * 2
+        right.plot([kilobytes] * 2, [low, high], color=BLUE, linewidth=1.6)
+        right.plot(kilobytes, divergence["value"], "o", color=BLUE)
+        right.annotate(
+            f"{name}: {full / each['bytes per token']:.1f} times smaller",
+            (kilobytes, divergence["value"]),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    right.set_yscale("log")
+    plain_log(right)
+    right.grid(axis="y", color=FAINT, linewidth=0.6)
+    right.set_xlim(0, 1.6 * right.get_xlim()[1])
+    right.set(xlabel="kilobytes per token", ylabel="KL divergence per token, nats\n(log scale)")
+    title(right, f"float32: {full / 1e3:,.0f} kB per token")
     return made

@@ -33,38 +33,26 @@ def matrix_errors(errors: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw the relative error of matrices by form, as in the stored results' "matrices".
 
     The first word of a matrix's name is its model, which has the colour. Errors below 1e-6 are
-    drawn as 0: the matrix is on the form's grid. What is no error (1 or more, as counts) is left
-    out.
+    drawn as 0: the matrix is on the form's grid. Counts, which are whole numbers, are left out.
     """
-    forms = list(
-        dict.fromkeys(
-            form
-            for each in errors.values()
-            for form, error in each.items()
-            if isinstance(error, float)
-        )
-    )
-    models = list(dict.fromkeys(name.split()[0] for name in errors))
-    kinds = list(dict.fromkeys(name.split(maxsplit=1)[-1] for name in errors))
+    forms = [form for each in errors.values() for form, x in each.items() if isinstance(x, float)]
+    forms = list(dict.fromkeys(forms))
+    looks = _looks(errors)
     found = [100 * errors[name].get(form, 0) for name in errors for form in forms]
-    least = min(each for each in found if each > 100 * FREE)
-    zero, most = least / 3.2, 1.6 * max(found)
+    least = min((each for each in found if each > 100 * FREE), default=1.0)
+    zero, most = least / 3.2, 1.6 * max(*found, least)
     made, axes = figure(9.6, 1.2 + 0.34 * len(forms))
     axes.axvspan(zero / 1.7, zero * 1.7, color=FAINT, alpha=0.5, linewidth=0)
     axes.hlines(range(len(forms)), zero, most, color=FAINT, linewidth=0.8, zorder=0)
-    for index, name in enumerate(errors):
-        model, kind = name.split()[0], name.split(maxsplit=1)[-1]
-        colour = (BLUE, ORANGE, GREEN, PINK)[models.index(model)]
-        marker = "osD^"[kinds.index(kind)]
+    for index, (name, (colour, marker)) in enumerate(looks.items()):
         shift = 0.12 * (index - (len(errors) - 1) / 2)
         for line, form in enumerate(forms):
             error = errors[name].get(form)
-            if error is None:
-                continue
-            x = zero if error < FREE else 100 * error
-            axes.plot(x, line + shift, marker, color=colour, markersize=6)
+            if error is not None:
+                x = zero if error < FREE else 100 * error
+                axes.plot(x, line + shift, marker, color=colour, markersize=6)
     axes.set_xscale("log")
-    axes.set_xticks([zero, *_decades(least, most)])
+    axes.set_xticks([zero, *_round_numbers(least, most)])
     axes.xaxis.set_major_formatter(lambda value, _: "0" if value <= zero else f"{value:g}")
     axes.minorticks_off()
     axes.set_yticks(range(len(forms)), forms, color=INK)
@@ -73,17 +61,8 @@ def matrix_errors(errors: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xlabel("relative error, % (log scale; at the left end exactly on the grid)")
     axes.legend(
         handles=[
-            *(
-                Line2D(
-                    [],
-                    [],
-                    marker="osD^"[kinds.index(name.split(maxsplit=1)[-1])],
-                    color=(BLUE, ORANGE, GREEN, PINK)[models.index(name.split()[0])],
-                    linestyle="",
-                    label=name,
-                )
-                for name in errors
-            )
+            Line2D([], [], marker=marker, color=colour, linestyle="", label=name)
+            for name, (colour, marker) in looks.items()
         ],
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
@@ -94,7 +73,19 @@ def matrix_errors(errors: Mapping[str, Mapping[str, float]]) -> Figure:
     return made
 
 
-def _decades(least: float, most: float) -> list[float]:
+def _looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the colour and the marker of each matrix: of its model, and of its kind."""
+    colours: dict[str, str] = {}
+    markers: dict[str, str] = {}
+    found = {}
+    for name in names:
+        model, *kind = name.split(maxsplit=1)
+        colour = colours.setdefault(model, (BLUE, ORANGE, GREEN, PINK)[len(colours) % 4])
+        found[name] = colour, markers.setdefault(" ".join(kind), "osD^"[len(markers) % 4])
+    return found
+
+
+def _round_numbers(least: float, most: float) -> list[float]:
     """Return 1, 2 and 5 times the powers of ten within two bounds."""
     marks = [step * 10.0**power for power in range(-4, 4) for step in (1, 2, 5)]
     return [each for each in marks if least <= each <= most]
@@ -146,8 +137,9 @@ def quality_by_bits(found: Mapping[str, Any], text: str) -> Figure:
 
 
 def plain_log(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers: 1, 2 and 5 times the powers of ten."""
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    """Label a logarithmic axis with plain numbers: powers of ten; if few, also 2 and 5 times."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1,) if high > 2000 * low else (1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
@@ -190,6 +182,43 @@ def _verdict(found: Mapping[str, Any], text: str, all_bits: Sequence[int]) -> st
     said = [f"{order} at {' and '.join(held)} bits"] if held else []
     said += [f"{'not ' if held else f'{order}: not '}at {' and '.join(failed)}"] if failed else []
     return ", ".join(said) if said else "KL divergence by bits"
+
+
+def quality_by_form(found: Mapping[str, Mapping[str, Any]], text: str) -> Figure:
+    """Draw KL divergence with its 95 % interval, a row per form, in the order of the mapping.
+
+    `found` are summaries by form and text, as in the stored results' "variants" and "codes". The
+    best forms are those whose interval reaches below the end of the best one's; they are blue.
+    """
+    rows = {name: each[text] for name, each in found.items() if text in each}
+    best = min(rows.values(), key=lambda each: each["kl divergence"])
+    made, axes = figure(9.0, 1.2 + 0.32 * len(rows))
+    for line, each in enumerate(rows.values()):
+        mean, (low, high) = each["kl divergence"], each["kl interval"]
+        colour = BLUE if low <= best["kl interval"][1] else ORANGE
+        axes.plot([low, high], [line, line], color=colour, linewidth=2)
+        axes.plot(mean, line, "o", color=colour)
+        axes.annotate(
+            f"{mean:.3g}",
+            (high, line),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set(xlim=(low, high * (high / low) ** 0.08), ylim=(len(rows) - 0.5, -0.5))
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    axes.set_yticks(range(len(rows)), list(rows), color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("KL divergence per token, nats (log scale)")
+    title(axes, f"{text}; blue: the intervals of these overlap with that of the best")
+    return made
 
 
 @dataclass(frozen=True)
@@ -382,3 +411,32 @@ def _mark_best(axes: Axes, known: Sequence[tuple[Form, float]], max_megabytes: f
     ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ORANGE, "linewidths": 2.4}
     axes.scatter([best.megabytes], [y], s=260, zorder=4, **ring)
     return f"In {max_megabytes:g} MB: {best.name}, perplexity {y:.1f}"
+
+
+def decode_speeds(rows: Mapping[str, Mapping[str, Any]], limit: float = 0.9) -> Figure:
+    """Draw decode speeds as ratios to their baselines, as in the stored results' "speed".
+
+    A bar below `limit` is orange; the baselines themselves are not drawn.
+    """
+    shown = {name: each for name, each in rows.items() if name != each["baseline"]}
+    made, axes = figure(8.6, 1.2 + 0.36 * len(shown))
+    for line, each in enumerate(shown.values()):
+        speed = each["speed"]
+        axes.barh(line, speed, color=BLUE if speed >= limit else ORANGE, height=0.6)
+        axes.text(
+            max(speed, 1) + 0.02,
+            line,
+            f"{speed:.2f} of {each['baseline']}",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    axes.axvline(1, color=QUIET, linestyle="--", linewidth=1)
+    axes.axvline(limit, color=QUIET, linestyle=":", linewidth=1)
+    axes.set_yticks(range(len(shown)), list(shown), color=INK)
+    axes.tick_params(axis="y", length=0)
+    fastest = max(1.0, *(each["speed"] for each in shown.values()))
+    axes.set(xlim=(0, 1.25 * fastest), ylim=(len(shown) - 0.5, -0.5))
+    axes.set_xlabel(f"tokens per second, of the baseline's (dotted: {limit:g})")
+    title(axes, "Speed beside weights of the same bits in the engine's own form")
+    return made

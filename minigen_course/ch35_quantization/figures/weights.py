@@ -57,10 +57,9 @@ def outlier_histogram(
     made, ((wide, who), (close, bars)) = figure(
         11, 5.0, nrows=2, ncols=2, width_ratios=(1.9, 1), height_ratios=(1, 1.25)
     )
-    step = float(steps[per][place[:2]].squeeze())
-    others = steps[per][0, 0] if per != "tensor" else steps[per][place[:2]]
+    step, another = float(steps[per][place[:2]]), float(steps[per][0, 0])
     _whole(wide, groups, outlier, step, bits)
-    _close_up(close, groups, {"the outlier's grid": step, "another": float(others)}, per, bits)
+    _close_up(close, groups, (step,) if per == "tensor" else (step, another), per, bits)
     _who_pays(who, errors[per], place)
     relative = {unit: _relative(groups, each, place) for unit, each in errors.items()}
     _bars(bars, relative, per)
@@ -75,7 +74,7 @@ def _steps(groups: Grouped, per: str, bits: int) -> Float[Tensor, "rows groups 1
         most = most.amax(1, keepdim=True).expand_as(most)
     if per == "tensor":
         most = most.amax().expand_as(most)
-    return most / _last_code(bits)
+    return most.clamp(min=1e-12) / _last_code(bits)
 
 
 def _last_code(bits: int) -> int:
@@ -104,7 +103,9 @@ def _whole(axes: Axes, groups: Grouped, outlier: float, step: float, bits: int) 
     reach = max(1.08 * abs(outlier), float(groups.abs().amax())) + 1
     counts = torch.histc(groups.flatten(), 121, -reach, reach)
     edges = torch.linspace(-reach, reach, 122)
-    _grid_lines(axes, step, bits, reach, 0, 1)
+    last = _last_code(bits)
+    for code in range(-last, last + 1):
+        axes.axvline(code * step, color=ORANGE, linewidth=1.0 if last < 40 else 0.4, zorder=0)
     axes.stairs(counts.numpy(), edges.numpy(), fill=True, color=BLUE, baseline=0.5)
     axes.set_yscale("log")
     axes.minorticks_off()  # most of the drawing's time
@@ -121,32 +122,16 @@ def _whole(axes: Axes, groups: Grouped, outlier: float, step: float, bits: int) 
     )
 
 
-def _grid_lines(
-    axes: Axes, step: float, bits: int, reach: float, low: float, high: float, color: str = ORANGE
-) -> None:
-    """Draw the grid's values within `reach` as lines between two heights, as shares of the axes."""
-    last = _last_code(bits)
-    for code in range(-last, last + 1):
-        if abs(code * step) <= reach:
-            axes.axvline(
-                code * step, low, high, color=color, linewidth=1.0 if last < 40 else 0.4, zorder=0
-            )
-
-
-def _close_up(axes: Axes, groups: Grouped, steps: dict[str, float], per: str, bits: int) -> None:
-    """Draw where most weights lie, and below it the values of two grids, each as a comb."""
+def _close_up(axes: Axes, groups: Grouped, steps: Sequence[float], per: str, bits: int) -> None:
+    """Draw where most weights lie, and below it the values of the grids, each as a comb."""
     counts = torch.histc(groups.flatten(), 90, -CLOSE_UP, CLOSE_UP)
     edges = torch.linspace(-CLOSE_UP, CLOSE_UP, 91)
     highest = float(counts.amax())
     axes.stairs(counts.numpy(), edges.numpy(), fill=True, color=SKY)
-    names = (
-        ("every weight's grid", "")
-        if per == "tensor"
-        else (f"grid of the outlier's {per}", f"grid of another {per}")
-    )
-    for line, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
-        if not name:
-            continue
+    names = ["every weight's grid"]
+    if len(steps) > 1:
+        names = [f"grid of the outlier's {per}", f"grid of another {per}"]
+    for line, (name, step) in enumerate(zip(names, steps, strict=True)):
         base = -(0.46 + 0.44 * line) * highest
         colour = BLUE if line else ORANGE
         last = min(_last_code(bits), int(CLOSE_UP / step))
