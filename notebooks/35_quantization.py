@@ -381,7 +381,7 @@ print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 LAYER, texts = 4, lesson.texts()
 few, many = (
     lesson.inputs_of(checkpoint, lesson.windows(checkpoint, texts["seen"], count, 128), LAYER)
-    for count in (8, 64)
+    for count in (8, 48)
 )
 unseen = {
     name: lesson.inputs_of(checkpoint, lesson.windows(checkpoint, texts[name], 4, 128), LAYER)
@@ -535,7 +535,7 @@ guess_unseen = predict(
 # %%
 compared = {}
 for key in ("qkv", "down"):
-    for count, seen in (("8 windows", few), ("64 windows", many)):
+    for count, seen in (("8 windows", few), ("48 windows", many)):
         rows = compared.setdefault(key, {}).setdefault(count, {})
         for method in lesson.METHODS:
             made = lesson.rounded_by(method, seen[key], three_bits, checkpoint)
@@ -551,14 +551,14 @@ picture(
     "tokens) and on 64. GPTQ is best on the text that it saw. On others it needs enough text, and similar text.",
     number="35.10",
 )
-down_few, down_many = (compared["down"][count] for count in ("8 windows", "64 windows"))
+down_few, down_many = (compared["down"][count] for count in ("8 windows", "48 windows"))
 over = down_few["GPTQ"]["held-out topics"] / down_few["RTN"]["held-out topics"]
 guess_unseen.compare(over, "times", measured=True)
 in_order = {
     text: down_many["RTN"][text] > down_many["AWQ"][text] > down_many["GPTQ"][text]
     for text in ("seen", *unseen)
 }
-print("RTN > AWQ > GPTQ for the down matrix, 64 windows:", in_order)
+print("RTN > AWQ > GPTQ for the down matrix, 48 windows:", in_order)
 
 # %% [markdown]
 # On the text that it saw, GPTQ halves RTN's error. On the *same kind* of text that it did not see, 8 windows make it
@@ -772,7 +772,7 @@ picture(
     "Which eight codes a 32-bit word holds, from its highest bits to its lowest, in three kinds of checkpoints.",
     number="35.17",
 )
-four_bits = round_to_nearest(down, Grid(4, 128, symmetric=False))
+four_bits = round_to_nearest(query, Grid(4, 128, symmetric=False))
 truth = four_bits.dequantize()
 version_1, version_2 = (lesson.as_gptq(four_bits, version) for version in (1, 2))
 gemm, plain_order = (

@@ -18,6 +18,7 @@ from minigen.quantization.grid import Grid, QuantizedMatrix, relative_error, rou
 from minigen_course.ch35_quantization.figures import FORMATS
 
 E5M2_MAX = 57344.0
+ONES = 0x11111111  # a one in each of a word's eight zero points
 IN_ORDER, AWQ_ORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
 Matrix = Float[Tensor, "rows columns"]
 
@@ -102,11 +103,14 @@ def group_table(
 
 
 def words_of(
-    codes: UInt8[Tensor, "rows columns"], order: Sequence[int] = IN_ORDER
+    codes: UInt8[Tensor, "rows columns"], order: Sequence[int] = IN_ORDER, less: int = 0
 ) -> Int32[Tensor, "rows words"]:
-    """Pack eight 4-bit codes of a row into each word; `order[i]` is the code at bits 4 i and up."""
+    """Pack eight 4-bit codes of a row into each word; `order[i]` is the code at bits 4 i and up.
+
+    `less` is subtracted from each word as a whole, as GPTQ's version 1 does.
+    """
     eights = codes.unflatten(-1, (-1, 8))[..., list(order)].long()
-    words = (eights << torch.arange(0, 32, 4)).sum(-1)
+    words = ((eights << torch.arange(0, 32, 4)).sum(-1) - less) & 0xFFFFFFFF
     return torch.where(words < 2**31, words, words - 2**32).int()
 
 
@@ -115,7 +119,7 @@ def as_gptq(matrix: QuantizedMatrix, version: int = 1, read_as: int | None = Non
 
     It is read as its own version, or as `read_as`.
     """
-    zeros = (matrix.zeros.T.to(torch.int32) - (version == 1)) & 15
+    zeros = matrix.zeros.T.to(torch.uint8).contiguous()
     return GptqMatrix(
         where="the example",
         bits=4,
@@ -124,7 +128,7 @@ def as_gptq(matrix: QuantizedMatrix, version: int = 1, read_as: int | None = Non
         num_columns=matrix.shape[1],
         groups=_groups(matrix),
         qweight=words_of(matrix.codes).T.contiguous(),
-        qzeros=words_of(zeros.to(torch.uint8)),
+        qzeros=words_of(zeros, less=ONES if version == 1 else 0),
         scales=matrix.scales.T.contiguous(),
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minigen import LLM, SamplingParams
 from minigen.bench.perplexity import EngineRows, Window, score
-from minigen.kv_cache.quantized import GROUP, dequantize, quantize
+from minigen.kv_cache.quantized import GROUP, dequantize, group_size, quantize
 from minigen.model.attention import attend_packed
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import Layer, run_layer
@@ -143,7 +143,7 @@ def keys_and_values(llm: LLM, token_ids: Sequence[int]) -> list[Kept]:
 def along(x: Float[Tensor, "tokens kv_heads head_dim"], per: str, bits: int) -> float:
     """Return the relative error with a grid per "channel" (of 32 tokens), or per "token"."""
     dim = {"channel": 0, "token": 2}[per]
-    groups = x.unflatten(dim, (-1, GROUP))
+    groups = x.unflatten(dim, (-1, group_size(x.shape[dim])))
     rounded = dequantize(*quantize(groups, dim + 1, bits)).view_as(x)
     return relative_error(x.flatten(1), rounded.flatten(1))
 

@@ -81,7 +81,11 @@ def model_bytes(checkpoint: Checkpoint, of_matrix: Callable[[int, int], int]) ->
 
 
 def forms(
-    checkpoint: Checkpoint, text: str, speeds: Mapping[str, float], folder: Path = RESULTS
+    checkpoint: Checkpoint,
+    text: str,
+    speeds: Mapping[str, float],
+    folder: Path = RESULTS,
+    group_size: int = GROUP,
 ) -> list[Form]:
     """Return what was stored of each form of the default model, with speeds by the forms' names.
 
@@ -108,13 +112,13 @@ def forms(
     four = model_bytes(checkpoint, lambda rows, columns: rows * columns * 9 // 16)
     rows.append(form("NF4", codes.get("NF4"), four, errors.get("NF4")))
     for bits in (4, 3, 2):
-        size = model_bytes(checkpoint, Grid(bits, GROUP, symmetric=False).num_bytes)
+        size = model_bytes(checkpoint, Grid(bits, group_size, symmetric=False).num_bytes)
         for method in METHODS:
             error = errors.get(f"{bits} bits, groups of {GROUP}") if method == "RTN" else None
             label = f"{method}, {bits} bits"
             rows.append(form(label, methods.get(label), size, error))
     if mixed:
-        uniform = model_bytes(checkpoint, Grid(3, GROUP, symmetric=False).num_bytes)
+        uniform = model_bytes(checkpoint, Grid(3, group_size, symmetric=False).num_bytes)
         size = uniform + mixed["bytes"]["mixed"] - mixed["bytes"]["uniform"]
         rows.append(form("mixed, 3 bits", mixed["mixed"], size))
     return rows
