@@ -215,7 +215,7 @@ guess_bits = predict(
 )
 
 # %% [markdown]
-# ## Codes in memory
+# ## Your turn: codes in memory
 #
 # Memory has no 4-bit numbers, so two codes share a byte: the first in its low half (its low **nibble**),
 # the second in its high half. That is one convention of several, and most mistakes with quantized files are
@@ -244,6 +244,10 @@ my_pack = check(35, pack_nibbles=pack_nibbles)
 #
 # For $b = 4$, $g = 32$, $b_s = 16$ and $b_z = 4$ that is $4 + 20/32 = 4.625$. So a "4-bit" model of 70
 # billion weights has 40 GB, not 35. The table weighs the error against these bytes.
+# Each halving of the group buys less, and costs twice as many bytes for scales. Most formats stop at 32 to
+# 128.
+#
+# ## Your turn: round by groups
 
 # %%
 print(f"{'group':>6} {'bits per weight':>16} {'error':>8}")
@@ -253,12 +257,6 @@ for size, (stored_bits, error) in by_group.items():
     print(f"{sizes[size]:>6} {stored_bits:>16.3f} {100 * error:>6.1f} %")
 guess_bits.compare(by_group[32][0], "bits")
 task(35, "round_by_groups")
-
-# %% [markdown]
-# Each halving of the group buys less, and costs twice as many bytes for scales. Most formats stop at 32 to
-# 128.
-#
-# ## Your turn: round by groups
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.round_by_groups
@@ -445,6 +443,11 @@ for alpha, error in smoothed.items():
 # other weights in these groups pay a little. Which factors? Those with $s_j =
 # (\operatorname{mean}|x_j|)^\alpha$, and $\alpha$ is found by trying: 0 is rounding to nearest (**RTN**),
 # and near 1 all inputs would be alike.
+#
+# ## Your turn: AWQ's search
+#
+# The figure has the search for three inputs of layer 4. The more unequal the inputs, the more there is to
+# gain.
 
 # %%
 alphas = [step / 20 for step in range(20)]
@@ -459,11 +462,6 @@ picture(
     number="35.8",
 )
 task(35, "search_factors")
-
-# %% [markdown]
-# The more unequal the inputs, the more there is to gain, and the larger the best exponent.
-#
-# ## Your turn: AWQ's search
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.search_factors
@@ -503,6 +501,8 @@ my_search = check(35, search_factors=search_factors)
 # $H^{-1}$. Go through the columns of a small part of a matrix: the matrix after attention, and the 64
 # channels that one head fills, which are strongly correlated. On the left of the line weights are on the
 # grid. On the right they move to repay, and the curve below has what is left of the error.
+#
+# ## Your turn: GPTQ's columns
 
 # %%
 part = next(iter(many["out"].weights.values()))[:24, :64]
@@ -523,9 +523,6 @@ replay(
     number="35.9",
 )
 task(35, "round_columns")
-
-# %% [markdown]
-# ## Your turn: GPTQ's columns
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.round_columns
@@ -633,6 +630,11 @@ for bits in (4, 3, 2):
 # 0.9. There are bytes for 6 bits together. The uniform choice, 3 and 3, has the loss 4. The choice 4 and 2
 # has $1 + 2 = 3$. Greedy does this: it starts with 2 and 2 and buys the step with the largest gain per bit,
 # again and again: A from 2 to 3 gains 6, A from 3 to 4 gains 2, B from 2 to 3 gains 1.
+#
+# ## Your turn: choose bits
+#
+# The cell measures six matrices of layer 27 on 128 tokens. For eleven sizes it compares the greedy choice
+# with the best of all mixtures.
 
 # %%
 probe_ids = checkpoint.tokenizer().encode(texts["seen"], add_special_tokens=False)[:128]
@@ -650,9 +652,6 @@ picture(
 equal = sum(each["greedy"] <= each["optimum"] * (1 + 1e-9) for each in sizes)
 print(f"greedy is optimal at ⟨{equal}⟩ of {len(sizes)} sizes")
 task(35, "choose_bits")
-
-# %% [markdown]
-# ## Your turn: choose bits
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.choose_bits
@@ -725,6 +724,8 @@ for name, errors in axes_errors.items():
 # full precision, in a **[residual window](../docs/glossary.md#residual-window)** of up to $R$ tokens.
 # minigen's cache has blocks (chapter 22), so it keeps the block that a sequence is filling, and quantizes a
 # block when it is full. Move the number of tokens, and look at what is kept when.
+#
+# ## Your turn: the residual window
 
 # %%
 explore(
@@ -736,9 +737,6 @@ explore(
     bits=[2, 4, 8],
 )
 task(35, "residual_window")
-
-# %% [markdown]
-# ## Your turn: the residual window
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.residual_window
