@@ -1,6 +1,6 @@
 """Decode from quantized checkpoints, beside today's int4 and int8, and beside llama.cpp.
 
-`python benchmarks/quantized_speed.py [--python PATH] [--json FILE]`; `--python` is a Python with
+`python benchmarks/35_decode_speed.py [--python PATH] [--json FILE]`; `--python` is a Python with
 `llama-cpp-python`, and without it llama.cpp is left out.
 
 The default model is written in each scheme. All engines then decode the same number of tokens after
