@@ -107,17 +107,20 @@ def by_gptq(shared: SharedInput, grid: Grid, _: Checkpoint, **options: Any) -> d
 METHODS: dict[str, Method] = {"RTN": by_rounding, "AWQ": by_awq, "GPTQ": by_gptq}
 VARIANTS: dict[str, tuple[Method, bool]] = {  # and whether later layers see the quantized ones
     "RTN": (by_rounding, False),
+    "AWQ": (by_awq, True),
+    "GPTQ": (by_gptq, True),
+    "GPTQ, act_order": (partial(by_gptq, act_order=True), True),
+    "GPTQ, act_order, clipped": (partial(by_gptq, act_order=True, clip_search=True), True),
+    "GPTQ, act_order, clipped, damping 0.1": (
+        partial(by_gptq, act_order=True, clip_search=True, damping=0.1),
+        True,
+    ),
+    "GPTQ, clipped": (partial(by_gptq, clip_search=True), True),
+    "GPTQ, not sequential": (by_gptq, False),
+    "AWQ, without clipping": (partial(by_awq, clip_search=False), True),
+    "AWQ, not sequential": (by_awq, False),
     "RTN, clipped": (partial(by_rounding, clip_search=True), False),
     "importance": (by_importance, False),
-    "AWQ": (by_awq, True),
-    "AWQ, not sequential": (by_awq, False),
-    "AWQ, without clipping": (partial(by_awq, clip_search=False), True),
-    "GPTQ": (by_gptq, True),
-    "GPTQ, not sequential": (by_gptq, False),
-    "GPTQ, act_order": (partial(by_gptq, act_order=True), True),
-    "GPTQ, static groups": (partial(by_gptq, static_groups=True), True),
-    "GPTQ, clipped": (partial(by_gptq, clip_search=True), True),
-    "GPTQ, act_order, clipped": (partial(by_gptq, act_order=True, clip_search=True), True),
 }
 
 
