@@ -607,6 +607,9 @@ for bits in (4, 3, 2):
     for text in (TEXT, "Alice"):
         orders[bits, text] = lesson.order_at(methods or {}, bits, text)
         print(f"{bits} bits, {text}: {orders[bits, text] or 'not measured'}")
+for name, each in (lesson.stored("35_quantization", "variants") or {}).items():
+    kl = [each[text]["kl divergence"] for text in (TEXT, "Alice")]
+    print(f"3 bits, {name}: KL {kl[0]:.3f}, on Alice {kl[1]:.3f}")
 
 # %% [markdown]
 # Read the lines as "larger error first"; a ~ stands where the paired interval contains 0. Compare the two

@@ -278,3 +278,11 @@ def test_a_figure_of_missing_results_says_how_to_measure() -> None:
     assert "python benchmarks/35_quantization.py" in made.axes[0].texts[0].get_text()
     drawn = made
     assert lesson.drawn(lambda: drawn, "35_quantization", {"some": 1}) is drawn
+
+
+def test_errors_of_seen_and_unseen_texts_have_a_bar_each() -> None:
+    by_text = {"seen": 0.1, TEXT: 0.2, "Alice": 0.3}
+    made = figures.seen_and_unseen({"8 windows": {"RTN": by_text, "GPTQ": by_text}})
+    (axes,) = made.axes
+    assert [round(bar.get_height()) for bar in axes.patches] == [10, 20, 30] * 2
+    assert [text.get_text() for text in axes.texts] == ["10", "20", "30"] * 2

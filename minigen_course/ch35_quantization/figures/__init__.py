@@ -18,6 +18,7 @@ from minigen_course.ch35_quantization.figures.methods import (
     packed_words,
     pushed_errors,
     search_curve,
+    seen_and_unseen,
     sensitivity_map,
 )
 from minigen_course.ch35_quantization.figures.quality import (
@@ -56,6 +57,7 @@ __all__ = [
     "quality_by_bits",
     "quality_by_form",
     "search_curve",
+    "seen_and_unseen",
     "sensitivity_map",
     "size_and_quality",
     "stored_cache",

@@ -300,3 +300,31 @@ def packed_words() -> Figure:
     axes.set(xlim=(-0.2, 32.2), ylim=(len(labels) - 0.5, -0.5), xlabel="bit of the word")
     title(axes, "which of eight neighbours a 32-bit word holds where")
     return made
+
+
+def seen_and_unseen(errors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+    """Draw the error of the outputs by method and text, a panel for each calibration.
+
+    `errors` are by calibration, method and text; the first text is the one that was seen.
+    """
+    made, panels = figure(10, 3.0, ncols=len(errors), sharey=True, squeeze=False)
+    most = max(
+        e for methods in errors.values() for by_text in methods.values() for e in by_text.values()
+    )
+    for axes, (calibration, methods) in zip(panels[0], errors.items(), strict=True):
+        for place, by_text in enumerate(methods.values()):
+            width = 0.8 / len(by_text)
+            for number, (text, error) in enumerate(by_text.items()):
+                x = place + (number - (len(by_text) - 1) / 2) * width
+                colour = (FAINT, SKY, ORANGE)[number]
+                label = text if place == 0 else None
+                axes.bar(x, 100 * error, width * 0.92, color=colour, label=label)
+                axes.text(
+                    x, 100 * (error + 0.01 * most), f"{100 * error:.0f}", ha="center", fontsize=8.5
+                )
+        axes.set_xticks(range(len(methods)), list(methods), color=INK)
+        axes.set(xlabel="method", ylim=(0, 115 * most))
+        title(axes, f"calibrated on {calibration}")
+    panels[0][0].set_ylabel("error of the outputs, %")
+    panels[0][-1].legend(frameon=False, labelcolor=INK, fontsize=9, loc="upper left")
+    return made
