@@ -316,7 +316,7 @@ for name, (stored_bits, error) in format_errors.items():
 # ### A block, bit by bit
 #
 # The next figure has one real block of the matrix as its bytes. Choose a format, and move through the
-# weights. The framed bits are those that make the weight, and the line below computes it.
+# weights. The framed bits are those that make the weight, and the line above them computes it.
 
 # %%
 explore(
@@ -333,8 +333,8 @@ guess_free = predict(
 # %% [markdown]
 # ## A trap: the file that is on a grid already
 #
-# Which format is best for SmolLM2? Many tables on the web were made like the next figure: take the file
-# that you have, round it to each format, and compare. Two matrices stand side by side, SmolLM2's `down` and
+# Which format is best for SmolLM2? It is tempting to find out as in the next figure: take the file that you
+# have, round it to each format, and compare. Two matrices stand side by side, SmolLM2's `down` and
 # MiniLM's. You have predicted one of the points.
 
 # %%
@@ -357,8 +357,8 @@ print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 
 # %% [markdown]
 # Zero! SmolLM2's file is Q4_1: its weights *are* on a 4-bit grid of groups of 32, and rounding them to that
-# grid again changes nothing. All other formats look worse than they are, because they must hit the values
-# of a foreign grid. (8 bits with such a minimum would be exact as well, as 255 / 15 is whole.) MiniLM's
+# grid again changes nothing. In this table every other format looks bad beside it, because it must hit the
+# values of a foreign grid. (8 bits with such a minimum would be exact as well, as 255 / 15 is whole.) MiniLM's
 # point tells what the form really costs, 8 %.
 #
 # So two rules hold from here on. **A format is judged on float weights.** And where whole models are
@@ -570,7 +570,8 @@ in_order = {
     text: down_many["RTN"][text] > down_many["AWQ"][text] > down_many["GPTQ"][text]
     for text in ("seen", *unseen)
 }
-print("RTN > AWQ > GPTQ for the down matrix, 48 windows:", in_order)
+said = ", ".join(f"{text}: {'yes' if held else 'no'}" for text, held in in_order.items())
+print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 
 # %% [markdown]
 # On the text that it saw, GPTQ halves RTN's error. On the *same kind* of text that it did not see, 8
@@ -581,8 +582,8 @@ print("RTN > AWQ > GPTQ for the down matrix, 48 windows:", in_order)
 # same on all texts. It gains less where GPTQ is at home and it loses nothing abroad.
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
-# the model will read. A comparison of methods on the calibration text
-# measures how well they learn it by heart. (One of this chapter's bug hunts is such a comparison.)
+# the model will read. A comparison of methods on the calibration text measures how well they learn it by
+# heart. (One of this chapter's bug hunts is such a comparison.)
 #
 # ### The whole model
 #
