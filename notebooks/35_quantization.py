@@ -59,6 +59,7 @@ import torch
 
 from minigen.kernels.cpu.compile import compile_step
 from minigen.quantization.awq import channel_factors
+from minigen.quantization.gptq import gptq, inverse_factor
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from minigen_course import (
     NOT_TESTED,
@@ -204,6 +205,8 @@ task(35, "scale_and_zero")
 
 # %%
 my_scale = check(35, scale_and_zero=scale_and_zero)
+by_hand = my_scale(torch.tensor([-0.2, 0.1, 0.4]), 2)
+print(f"the example: scale {by_hand[0]:.1f}, zero point {by_hand[1]}")
 for bits in (8, 4, 3):
     one, other = (Grid(bits, -1, symmetric) for symmetric in (True, False))
     errors = [
@@ -231,6 +234,8 @@ task(35, "pack_nibbles")
 
 # %%
 my_pack = check(35, pack_nibbles=pack_nibbles)
+seven = torch.tensor([1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8)
+print("seven codes in", [f"0x{byte:02x}" for byte in my_pack(seven).tolist()])
 
 # %% [markdown]
 # ## Groups, and what they cost
@@ -263,6 +268,9 @@ task(35, "round_by_groups")
 
 # %%
 my_groups = check(35, round_by_groups=round_by_groups)
+for size in (1536, 64, 32):
+    error = relative_error(down, my_groups(down, 4, size))
+    print(f"4 bits, symmetric groups of {size}: {100 * error:.1f} %")
 
 # %% [markdown]
 # ## The formats, bit by bit
@@ -387,11 +395,11 @@ print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 # %%
 LAYER, texts = 4, lesson.texts()
 few, many = (
-    lesson.inputs_of(checkpoint, lesson.windows(checkpoint, texts["seen"], count, 128), LAYER)
+    lesson.inputs_of(checkpoint, lesson.windows(exact.tokenizer, texts["seen"], count, 128), LAYER)
     for count in (8, 48)
 )
 unseen = {
-    name: lesson.inputs_of(checkpoint, lesson.windows(checkpoint, texts[name], 4, 128), LAYER)
+    name: lesson.inputs_of(checkpoint, lesson.windows(exact.tokenizer, texts[name], 4, 128), LAYER)
     for name in ("held-out topics", "Alice")
 }
 qkv = many["qkv"]
@@ -435,8 +443,8 @@ for alpha, error in smoothed.items():
 #
 # ### The columns that matter: AWQ
 #
-# Two lines above: keeping 1 % of the columns in full precision, those with the largest inputs, takes away a
-# third of the error of 3 bits, and more than half of its square. But a matrix in two formats is slow.
+# Two lines above: keeping 1 % of the columns in full precision, those with the largest inputs, nearly halves
+# the error of 3 bits. But a matrix in two formats is slow.
 # [AWQ](https://arxiv.org/abs/2306.00978) gets the same by SmoothQuant's trick, aimed at weights alone:
 # multiply the columns that matter by a factor above 1 before rounding, and divide the inputs by it. The
 # column's weights grow, while the step of its groups hardly does, so their *relative* error falls, and the
@@ -468,6 +476,10 @@ task(35, "search_factors")
 
 # %%
 my_search = check(35, search_factors=search_factors)
+best = {}
+for name, weight in qkv.weights.items():
+    best[name] = my_search(weight, x, lambda w: round_to_nearest(w, three_bits).dequantize())
+    print(f"{name}: exponent ⟨{best[name]:.2f}⟩")
 
 # %% [markdown]
 # ## Errors that repay each other: GPTQ
@@ -498,7 +510,7 @@ my_search = check(35, search_factors=search_factors)
 # | $w_i$, $\hat w_i$ | a column before and after rounding | `weight[:, i]` |
 #
 # The inverse need not be computed again for each column: all these rows stand in one Cholesky factor of
-# $H^{-1}$. Go through the columns of a small part of a matrix: the matrix after attention, and the 64
+# $H^{-1}$. (Row $i$ of the upper factor $U$, divided by $U_{ii}$, is that direction.) Go through the columns of a small part of a matrix: the matrix after attention, and the 64
 # channels that one head fills, which are strongly correlated. On the left of the line weights are on the
 # grid. On the right they move to repay, and the curve below has what is left of the error.
 #
@@ -529,6 +541,12 @@ task(35, "round_columns")
 
 # %%
 my_columns = check(35, round_columns=round_columns)
+by_columns = my_columns(
+    part, inverse_factor(part_hessian, 0.01), lesson.column_rounder(part, two_bits)
+)
+package = gptq(part, part_hessian, two_bits, static_groups=True).dequantize()
+torch.testing.assert_close(by_columns, package, rtol=0, atol=1e-5)
+print("the same matrix as the package's GPTQ")
 guess_unseen = predict(
     "3 bits, down matrix, GPTQ calibrated on 8 windows: error on new text, of RTN's?",
     None,
@@ -546,7 +564,7 @@ guess_unseen = predict(
 
 # %%
 compared = {}
-for key in ("qkv", "down"):
+for key in ("out", "down"):
     for count, seen in (("8 windows", few), ("48 windows", many)):
         rows = compared.setdefault(key, {}).setdefault(count, {})
         for method in lesson.METHODS:
@@ -577,19 +595,47 @@ print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 # On the text that it saw, GPTQ halves RTN's error. On the *same kind* of text that it did not see, 8
 # windows make it worse than RTN, and on Alice even 48 do. This is **overfitting**, and it is no mystery:
 # `down` has 1,536 input channels, so $H$ has over a million correlations, and 8 windows are 1,024 tokens.
-# GPTQ repays errors along directions that these tokens happen to have, and a new text has others. Q, K and
-# V have 576 channels, and need less. AWQ fits a single number, the exponent, and its errors are nearly the
+# GPTQ repays errors along directions that these tokens happen to have, and a new text has others. The matrix
+# after attention (`out`) has 576 channels, and needs less. AWQ fits a single number, the exponent, and its errors are nearly the
 # same on all texts. It gains less where GPTQ is at home and it loses nothing abroad.
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
 # the model will read. A comparison of methods on the calibration text measures how well they learn it by
 # heart. (One of this chapter's bug hunts is such a comparison.)
 #
+# ### A token that all others read
+#
+# GPTQ has a second weakness, and it was found with this very model: on a first run of the benchmark, GPTQ
+# was worse than rounding to nearest. The cause was in the matrices of the *values*. Most heads put much of
+# their attention on a text's **first token** when they look for nothing in particular (the attention sink of
+# chapter 14), so all later tokens read its value. That value is small, which is why reading it does no harm.
+# But for $H = X^T X$ the first token is one of hundreds, with smaller inputs than the others, and GPTQ
+# readily lets its value go wrong to make the others a little better. The error of a layer's outputs is the
+# sum over tokens, and tokens do not matter equally.
+#
+# The cell rounds layer 20's matrix of values to 4 bits. It counts the first token of each window once in $H$,
+# or more often.
+
+# %%
+four = Grid(4, 64, symmetric=False)
+print(f"{'':>20} {'first token':>16} {'other tokens':>16}")
+sink = lesson.first_token_errors(exact, texts, 20, four, (1, 8, 64, 128))
+for name, (first, others) in sink.items():
+    print(f"{name:>20} {mark(100 * first, '%', 3):>16} {mark(100 * others, '%', 3):>16}")
+
+# %% [markdown]
+# Counted once, the first token's value is wrong by more than with plain rounding, and all other tokens are
+# better off. Counted as often as all others together, its error falls far below, and the others pay nearly
+# nothing: there are enough free directions for both. So minigen's calibration counts it so, for the inputs
+# of Q, K and V. ([RSQ](https://arxiv.org/abs/2503.01820) weighs every token by the attention that it gets, and
+# [IntactKV](https://arxiv.org/abs/2403.01241) keeps the sink's keys and values as they were.)
+#
 # ### The whole model
 #
 # Errors of layers add up in ways that no single matrix shows. So the benchmark quantizes all 210 matrices
-# of SmolLM2 with each method, in groups of 64, calibrated on 64 windows of 512 tokens, and reads texts that
-# no calibration has seen. **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next
+# of SmolLM2 with each method, in groups of 64, calibrated on windows of 512 tokens, and reads texts that
+# no calibration has seen. GPTQ has the two options there that `minigen quantize` gives it: it begins with the
+# columns of the largest inputs (`act_order`), and searches the range of each group. **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next
 # token's probabilities have moved, in nats per token; perplexity is chapter 16's. The intervals are over
 # windows. Two methods read the same windows, so their difference has a much narrower interval than each one
 # alone, and the verdict comes from the differences.
@@ -641,7 +687,7 @@ for name, each in (lesson.stored("35_quantization", "variants") or {}).items():
 # with the best of all mixtures.
 
 # %%
-probe_ids = checkpoint.tokenizer().encode(texts["seen"], add_special_tokens=False)[:128]
+probe_ids = exact.tokenizer.encode(texts["seen"], add_special_tokens=False)[:128]
 choices = lesson.sensitivities(exact, probe_ids, 27, (2, 3, 4))
 for name, own in choices.items():
     losses = "  ".join(f"{each.form} bits {mark(1000 * each.loss, '', 2)}" for each in own)
@@ -662,6 +708,11 @@ task(35, "choose_bits")
 
 # %%
 my_bits = check(35, choose_bits=choose_bits)
+offers = {n: [(int(e.form), e.num_bytes, e.loss) for e in own] for n, own in choices.items()}
+middle = sizes[len(sizes) // 2]["bytes"]
+print(f"for {middle:,} bytes: ⟨{my_bits(offers, middle)}⟩")
+groups_kl = lesson.layer_divergence(exact, probe_ids, 27, lambda w: my_groups(w, 3, 64))
+print(f"all six matrices in 3 bits by round_by_groups, in the model: KL {mark(groups_kl, '', 2)}")
 mixed = lesson.stored("35_quantization", "mixed")
 picture(
     lesson.drawn(
@@ -698,7 +749,7 @@ guess_keys = predict(
 # channels.
 
 # %%
-kv_ids = checkpoint.tokenizer().encode(texts["held-out topics"], add_special_tokens=False)[:160]
+kv_ids = exact.tokenizer.encode(texts["held-out topics"], add_special_tokens=False)[:160]
 layers = lesson.keys_and_values(exact, kv_ids)
 picture(
     draw.cache_channels(layers[12].keys[:64, 0], layers[12].values[:64, 0]),
@@ -747,6 +798,7 @@ task(35, "residual_window")
 
 # %%
 my_window = check(35, residual_window=residual_window)
+print("75 tokens, a window of 32: keys and values in codes:", my_window(75, 32))
 options = {"weights": "float32", "block_size": 32, "num_blocks": 16, "max_num_seqs": 1}
 plain = load_model(**options)
 kv_bytes = {"float32": lesson.kv_bytes(plain)}
@@ -768,7 +820,7 @@ for name, each in (caches or {}).items():
 plain.close()
 
 # %% [markdown]
-# 8 bits change next to nothing, 4 bits a little, and 2 bits show. (160 tokens of one text are a short test,
+# 8 bits change next to nothing, 4 bits a little, and 2 bits hurt. (160 tokens of one text are a short test,
 # and a fifth of what a token reads on average is still in full precision. The stored lines, if there are any,
 # have windows of 1,024.)
 #
@@ -816,8 +868,8 @@ assert torch.equal(version_2.dequantize(), truth)
 assert torch.equal(gemm.dequantize(), truth)
 
 # %% [markdown]
-# The forgotten one shifts all weights by one step, and rows of a mistaken order are rows of other outputs:
-# with a relative error near 140 %, two unrelated vectors of the same length. Such a model writes nonsense.
+# The forgotten one shifts all weights by one step. With a mistaken order, a row has other rows' weights: a
+# relative error above 100 % means that the weights have hardly anything to do with the right ones. Such a model writes nonsense.
 # That is the good case, because it is seen.
 #
 # ## The package's version
@@ -859,6 +911,13 @@ mended = hunt(35, test=test_zeros, mended=read_zeros)
 # MiniLM's down matrix in 8 bits, as in the beginning, with what this chapter added: the same 8 bits with a
 # scale for 32 weights. And because bits are bought for speed, the decode speed of SmolLM2 in the forms that
 # this machine's kernels multiply.
+#
+# ## Quality, bytes and speed in one picture
+#
+# All that the benchmark stored of SmolLM2, each form at its size. The line is the **frontier**: no form on
+# it is beaten in both size and quality. Set the megabytes that you have, and the figure marks the best form
+# that fits. Speeds are of forms that a kernel multiplies as they are stored; the others would be converted
+# first.
 
 # %%
 finer = relative_error(down, lesson.in_form(down, "Q8_0"))
@@ -873,16 +932,6 @@ for form in ("bfloat16", "int8", "int4"):
 speeds = lesson.tokens_per_second(engines)
 for form, speed in speeds.items():
     print(f"{form:>9}: {mark(speed, 'tokens per second', 3)}")
-
-# %% [markdown]
-# ## Quality, bytes and speed in one picture
-#
-# All that the benchmark stored of SmolLM2, each form at its size. The line is the **frontier**: no form on
-# it is beaten in both size and quality. Set the megabytes that you have, and the figure marks the best form
-# that fits. Speeds are of forms that a kernel multiplies as they are stored; the others would be converted
-# first.
-
-# %%
 speed_ratios = lesson.stored("35_decode_speed", "speed")
 rows = lesson.forms(checkpoint, TEXT, lesson.scaled_speeds(speeds, speed_ratios))
 explore(

@@ -284,5 +284,26 @@ def test_errors_of_seen_and_unseen_texts_have_a_bar_each() -> None:
     by_text = {"seen": 0.1, TEXT: 0.2, "Alice": 0.3}
     made = figures.seen_and_unseen({"8 windows": {"RTN": by_text, "GPTQ": by_text}})
     (axes,) = made.axes
-    assert [round(bar.get_height()) for bar in axes.patches] == [10, 20, 30] * 2
+    assert [round(bar.get_bbox().height) for bar in axes.patches] == [10, 20, 30] * 2  # type: ignore[attr-defined]
     assert [text.get_text() for text in axes.texts] == ["10", "20", "30"] * 2
+
+
+def test_columns_are_rounded_as_the_matrix_is(weight: torch.Tensor) -> None:
+    rounded = lesson.column_rounder(weight, FOUR)
+    columns = torch.stack([rounded(weight[:, i], i) for i in range(weight.shape[1])], dim=1)
+    assert torch.equal(columns, round_to_nearest(weight, FOUR).dequantize())
+
+
+def test_a_first_token_that_counts_more_is_less_wrong(llm: LLM) -> None:
+    texts = dict.fromkeys(("seen", TEXT), "abcdefgh" * 40)  # all windows are alike
+    grid = Grid(3, 16, symmetric=False)
+    found = lesson.first_token_errors(llm, texts, 1, grid, (1, 1000), length=16)
+    assert list(found) == ["RTN", "GPTQ, first x 1", "GPTQ, first x 1000"]
+    once, often = (found[f"GPTQ, first x {count}"][0] for count in (1, 1000))
+    assert often < once
+
+
+def test_rounding_six_matrices_of_a_layer_changes_the_model(llm: LLM) -> None:
+    ids = windows(0)[0].tolist()
+    assert lesson.layer_divergence(llm, ids, 1, lambda each: each) < 1e-6
+    assert lesson.layer_divergence(llm, ids, 1, torch.zeros_like) > 1e-4

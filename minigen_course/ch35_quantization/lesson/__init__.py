@@ -13,7 +13,9 @@ from minigen_course.ch35_quantization.lesson.formats import (
     words_of,
 )
 from minigen_course.ch35_quantization.lesson.inputs import (
+    column_rounder,
     default_checkpoint,
+    first_token_errors,
     inputs_of,
     int8_output_error,
     output_error,
@@ -31,6 +33,7 @@ from minigen_course.ch35_quantization.lesson.model import (
     cache_quality,
     keys_and_values,
     kv_bytes,
+    layer_divergence,
     sensitivities,
     tokens_per_second,
 )
@@ -54,10 +57,12 @@ __all__ = [
     "by_size",
     "cache_errors",
     "cache_quality",
+    "column_rounder",
     "default_checkpoint",
     "drawn",
     "errors_by_form",
     "first_block",
+    "first_token_errors",
     "forms",
     "group_table",
     "in_form",
@@ -65,6 +70,7 @@ __all__ = [
     "int8_output_error",
     "keys_and_values",
     "kv_bytes",
+    "layer_divergence",
     "order_at",
     "output_error",
     "plain_steps",

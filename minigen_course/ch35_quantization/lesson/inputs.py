@@ -5,7 +5,7 @@ The two texts are those of `benchmarks/35_quantization.py`: the methods see one 
 
 import math
 import pydoc_data.topics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -15,12 +15,19 @@ from torch import Tensor
 
 from minigen import LLM, hub
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from minigen.model.layers import rms_norm
+from minigen.model.layers import DenseLinear, rms_norm
 from minigen.quantization.awq import awq, channel_factors, shared_by_heads
 from minigen.quantization.calibration import InputStatistics, SharedInput, calibrate
 from minigen.quantization.gptq import gptq
-from minigen.quantization.grid import Grid, relative_error, round_to_nearest
+from minigen.quantization.grid import (
+    Grid,
+    choose_scales,
+    relative_error,
+    round_to_nearest,
+    split_groups,
+)
 from minigen.quantization.smoothquant import round_rows_to_int8, smoothing_factors
+from minigen.tokenizer.tokenizer import Tokenizer
 from minigen_course.lab.inspect_model import recorded_states, transformer_of
 from minigen_course.lab.texts import ALICE
 
@@ -60,10 +67,10 @@ def default_checkpoint() -> Checkpoint:
 
 
 def windows(
-    checkpoint: Checkpoint, text: str, count: int, length: int
+    tokenizer: Tokenizer, text: str, count: int, length: int
 ) -> list[Int64[Tensor, " tokens"]]:
     """Return `count` windows of `length` tokens, evenly spread over a text; no BOS is added."""
-    ids = torch.tensor(checkpoint.tokenizer().encode(text, add_special_tokens=False))
+    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
     whole = list(ids[: len(ids) // length * length].split(length))
     if count > len(whole):
         raise ValueError(f"the text has {len(whole)} windows of {length} tokens, not {count}")
@@ -130,11 +137,76 @@ def search_errors(shared: SharedInput, grid: Grid, alphas: Sequence[float]) -> l
     return errors
 
 
+def column_rounder(
+    weight: Matrix, grid: Grid
+) -> Callable[[Float[Tensor, " rows"], int], Float[Tensor, " rows"]]:
+    """Return a function of a column and its place: the column on the grid of its groups.
+
+    The grid of each group is chosen from `weight` as it is now.
+    """
+    size = grid.size_of_group(weight.shape[1])
+    scales, zeros = choose_scales(split_groups(weight, grid), grid)
+
+    def rounded(column: Float[Tensor, " rows"], i: int) -> Float[Tensor, " rows"]:
+        scale, zero = scales[:, i // size], zeros[:, i // size]
+        return (torch.round(column / scale + zero).clamp(0, grid.max_code) - zero) * scale
+
+    return rounded
+
+
+def first_token_errors(
+    llm: LLM,
+    texts: Mapping[str, str],
+    layer_id: int,
+    grid: Grid,
+    counts: Sequence[int],
+    length: int = 128,
+) -> dict[str, tuple[float, float]]:
+    """Return how wrong the values of a window's first token are, and those of all others.
+
+    A layer's matrix of values is rounded to nearest, and by GPTQ with the first token of a window
+    counted several times. Calibration has 8 windows of the text "seen", and the errors are those of
+    2 windows of "held-out topics".
+    """
+    seen, unseen = (
+        torch.stack(
+            [
+                _normalized(llm, each.tolist(), layer_id)
+                for each in windows(llm.tokenizer, texts[name], count, length)
+            ]
+        )
+        for name, count in (("seen", 8), ("held-out topics", 2))
+    )
+    qkv = transformer_of(llm).layers[layer_id].qkv
+    assert isinstance(qkv, DenseLinear)
+    weight = qkv.weight.split(qkv.parts)[2]
+
+    def errors(rounded: Matrix) -> tuple[float, float]:
+        made, right = unseen @ rounded.T, unseen @ weight.T
+        return tuple(  # type: ignore[return-value]
+            relative_error(right[:, part].flatten(1), made[:, part].flatten(1))
+            for part in (slice(1), slice(1, None))
+        )
+
+    found = {"RTN": errors(round_to_nearest(weight, grid).dequantize())}
+    for count in counts:
+        weights = torch.ones(seen.shape[1])
+        weights[0] = count
+        x = (seen * weights.sqrt().unsqueeze(-1)).flatten(0, 1)
+        found[f"GPTQ, first x {count}"] = errors(gptq(weight, x.T @ x, grid).dequantize())
+    return found
+
+
 def qkv_inputs(llm: LLM, text: str, layer_id: int, count: int) -> Float[Tensor, "tokens hidden"]:
     """Return what Q, K and V of a layer read, for the first `count` tokens of a text."""
     ids = llm.tokenizer.encode(text, add_special_tokens=False)[:count]
-    model = transformer_of(llm)
-    states = recorded_states(llm, ids)[layer_id]
+    return _normalized(llm, ids, layer_id)
+
+
+def _normalized(
+    llm: LLM, token_ids: Sequence[int], layer_id: int
+) -> Float[Tensor, "tokens hidden"]:
+    model, states = transformer_of(llm), recorded_states(llm, token_ids)[layer_id]
     return rms_norm(states, model.layers[layer_id].attention_norm, model.norm_eps)
 
 

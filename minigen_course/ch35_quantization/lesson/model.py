@@ -1,7 +1,7 @@
 """The model with rounded matrices or a rounded cache: sensitivities, keys and values, speed."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -104,6 +104,14 @@ def sensitivities(
         )
         for name, weight in probe.weights.items()
     }
+
+
+def layer_divergence(
+    llm: LLM, token_ids: Sequence[int], layer_id: int, rounded: Callable[[Matrix], Matrix]
+) -> float:
+    """Return the model's KL divergence from itself if six matrices of a layer are rounded."""
+    probe = Probe(llm, token_ids, layer_id)
+    return probe.divergence({name: rounded(weight) for name, weight in probe.weights.items()})
 
 
 def by_size(choices: Mapping[str, Sequence[Choice]], num_sizes: int = 11) -> list[dict[str, float]]:
