@@ -283,9 +283,7 @@ def _steps_of(size: float) -> Callable[[Tensor, int], Tensor]:
     return lambda column, _: (column / size).round() * size
 
 
-def _by_columns(
-    weight: Tensor, factor: Tensor, rounded: Callable[[Tensor, int], Tensor]
-) -> Tensor:
+def _by_columns(weight: Tensor, factor: Tensor, rounded: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Return what is right, weight by weight in float64."""
     right = weight.double().tolist()
     for row in right:
@@ -416,7 +414,7 @@ def several_steps_of_one_matrix(part: ChooseBits) -> None:
     """a matrix that takes several steps before another takes one:"""
     options = {
         "a": [(2, 10, 40.0), (3, 15, 20.0), (4, 20, 10.0), (5, 25, 9.0)],
-        "b": [(2, 10, 8.0), (3, 15, 2.0), (4, 20, 1.0)],
+        "b": [(2, 10, 8.0), (3, 15, 2.0), (4, 20, 0.5)],
     }
     for max_bytes, bits in ((25, (3, 2)), (30, (4, 2)), (35, (4, 3)), (40, (4, 4)), (45, (5, 4))):
         _expect_bits(part, options, max_bytes, dict(zip("ab", bits, strict=True)))
