@@ -202,6 +202,17 @@ task(35, "scale_and_zero")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.scale_and_zero
+from jaxtyping import Float
+from torch import Tensor
+
+
+def scale_and_zero(weights: Float[Tensor, " numbers"], bits: int) -> tuple[float, int]:
+    """Return the scale and the zero point of a group: weight = (code - zero) * scale.
+
+    The codes 0 to 2^bits - 1 reach from the smallest weight to the largest, and 0 is among their
+    values, so the range is widened to 0 if all weights have one sign. If all are 0, the scale is 1.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_scale = check(35, scale_and_zero=scale_and_zero)
@@ -231,6 +242,16 @@ task(35, "pack_nibbles")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.pack_nibbles
+from jaxtyping import UInt8
+from torch import Tensor
+
+
+def pack_nibbles(codes: UInt8[Tensor, " count"]) -> UInt8[Tensor, " half"]:
+    """Return codes of 4 bits as bytes, two in each: the first code has the low half.
+
+    The last byte of an odd number of codes has 0 in its high half.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_pack = check(35, pack_nibbles=pack_nibbles)
@@ -265,6 +286,21 @@ task(35, "round_by_groups")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.round_by_groups
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def round_by_groups(
+    weight: Float[Tensor, "rows columns"], bits: int, size: int
+) -> Float[Tensor, "rows columns"]:
+    """Return the weights on the grid of their group: `size` neighbours of a row share a scale.
+
+    The grid is symmetric, with the codes -2^(bits-1) to 2^(bits-1) - 1: the scale is the largest
+    magnitude of the group divided by 2^(bits-1) - 1. The last group of a row may be smaller. A
+    group of zeros stays.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_groups = check(35, round_by_groups=round_by_groups)
@@ -473,6 +509,22 @@ task(35, "search_factors")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.search_factors
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen_course.ch35_quantization.reference import Round
+
+
+def search_factors(
+    weight: Float[Tensor, "rows columns"], x: Float[Tensor, "tokens columns"], rounded: Round
+) -> float:
+    """Return AWQ's exponent: of 0.00, 0.05 to 0.95, the one with the smallest error of outputs.
+
+    An exponent makes the factors mean|x| ** exponent, one per column. The matrix is multiplied by
+    them, rounded, and divided by them again. The error is the sum of the squares of the changes of
+    x @ weight.T; of equal errors the smallest exponent wins.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_search = check(35, search_factors=search_factors)
@@ -538,6 +590,25 @@ task(35, "round_columns")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.round_columns
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def round_columns(
+    weight: Float[Tensor, "rows columns"],
+    factor: Float[Tensor, "columns columns"],
+    rounded: Callable[[Tensor, int], Tensor],
+) -> Float[Tensor, "rows columns"]:
+    """Return the matrix of GPTQ: columns are rounded in turn, and later ones repay each error.
+
+    `factor` is the upper Cholesky factor U of the inverse Hessian, and `rounded(column, i)` are the
+    nearest values of column i's grid. If column i becomes q, each later column j loses
+    (w_i - q) / U[i, i] * U[i, j].
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_columns = check(35, round_columns=round_columns)
@@ -705,6 +776,21 @@ task(35, "choose_bits")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.choose_bits
+from collections.abc import Mapping, Sequence
+
+
+def choose_bits(
+    options: Mapping[str, Sequence[tuple[int, int, float]]], max_bytes: int
+) -> dict[str, int]:
+    """Return the bits of each matrix: the greedy choice within `max_bytes`.
+
+    A matrix's options are (bits, bytes, loss), from few bits to many. All matrices begin with their
+    first one. Then, of all steps from a matrix's option to its next one that still fit, the step
+    with the largest loss saved per byte is made, until none that saves loss fits.
+
+    Raises `ValueError` if the first options do not fit.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_bits = check(35, choose_bits=choose_bits)
@@ -795,6 +881,14 @@ task(35, "residual_window")
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.residual_window
+def residual_window(num_tokens: int, residual: int) -> tuple[int, int]:
+    """Return how many of a sequence's oldest tokens have codes in KIVI's cache: keys, and values.
+
+    A channel's scale is shared by `residual` tokens, so keys get codes when that many have come:
+    whole groups of them. A value's scales are its own, so a value gets its codes as soon as
+    `residual` newer ones are there.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 my_window = check(35, residual_window=residual_window)
@@ -893,17 +987,6 @@ reveal(
     choose_bits=my_bits,
     residual_window=my_window,
 )
-
-# %% [markdown]
-# ## A bug hunt
-#
-# HUNT TEXT
-
-# %%
-# hunt: minigen_course.ch35_quantization.hunt
-
-# %%
-mended = hunt(35, test=test_zeros, mended=read_zeros)
 
 # %% [markdown]
 # ## The measurement again
