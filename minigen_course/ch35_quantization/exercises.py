@@ -334,13 +334,13 @@ def errors_go_on(part: RoundColumns) -> None:
 
 def each_column_has_its_grid(part: RoundColumns) -> None:
     """columns with grids of their own:"""
-    sizes = (0.5, 1.0, 0.25)
+    sizes = (0.25, 1.0, 0.5)
     factor = torch.tensor([[1.0, 0.4, -0.3], [0, 1.5, 0.6], [0, 0, 0.7]])
 
     def rounded(column: Tensor, i: int) -> Tensor:
         return (column / sizes[i]).round() * sizes[i]
 
-    _expect_columns(part, torch.tensor([[0.3, 0.8, 1.4]]), factor, rounded, "three grids")
+    _expect_columns(part, torch.tensor([[0.3, 0.7, 1.4]]), factor, rounded, "three grids")
 
 
 def real_factors(part: RoundColumns) -> None:
@@ -391,6 +391,8 @@ def the_gain_per_byte_decides(part: ChooseBits) -> None:
     _expect_bits(part, options, 160, {"large": 2, "small": 3})
     _expect_bits(part, options, 165, {"large": 3, "small": 3})
     _expect_bits(part, options, 114, {"large": 2, "small": 2})
+    options = {"a": [(2, 100, 50.0), (3, 110, 40.0)], "b": [(2, 10, 12.0), (3, 20, 7.0)]}
+    _expect_bits(part, options, 120, {"a": 3, "b": 2})
 
 
 def what_does_not_fit_is_left_out(part: ChooseBits) -> None:

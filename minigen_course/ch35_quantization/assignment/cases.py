@@ -23,6 +23,7 @@ def _scale_and_zero(random: Random) -> dict[str, Any]:
 
 
 def _grid(part: Any, weights: list[float], bits: int) -> list[float]:
+    """Give it the weights and the bits; compare the scale and the zero point."""
     scale, zero = part(torch.tensor(weights), bits)
     return [round(float(scale), 4), float(zero)]
 
@@ -32,6 +33,7 @@ def _pack_nibbles(random: Random) -> dict[str, Any]:
 
 
 def _packed(part: Any, codes: list[int]) -> list[int]:
+    """Give it the codes; compare the bytes."""
     return part(torch.tensor(codes, dtype=torch.uint8)).tolist()
 
 
@@ -45,6 +47,7 @@ def _round_by_groups(random: Random) -> dict[str, Any]:
 
 
 def _grouped(part: Any, weight: list[list[float]], bits: int, size: int) -> list[list[float]]:
+    """Give it the matrix, the bits and the group; compare the rounded weights."""
     found = part(torch.tensor(weight), bits, size)
     return [[round(float(each), 3) + 0.0 for each in row] for row in found]
 
@@ -59,6 +62,7 @@ def _search_factors(random: Random) -> dict[str, Any]:
 
 
 def _searched(part: Any, weight: Any, x: Any, step: float) -> float:
+    """Let it search with a rounding to multiples of `step`; compare the exponent."""
     rounded = lambda each: (each / step).round() * step  # noqa: E731
     return round(float(part(torch.tensor(weight), torch.tensor(x), rounded)), 2)
 
@@ -73,6 +77,7 @@ def _round_columns(random: Random) -> dict[str, Any]:
 
 
 def _columns(part: Any, weight: Any, factor: Any) -> list[list[float]]:
+    """Let it round the columns to whole numbers; compare the matrix."""
     nearest = lambda column, _: column.round()  # noqa: E731
     found = part(torch.tensor(weight), torch.tensor(factor), nearest)
     return [[round(float(each), 3) + 0.0 for each in row] for row in found]
