@@ -564,7 +564,7 @@ picture(
 # | L6 client | the program that asks | it repeats requests that time out, and doubles the load | |
 # | L5 gateway | HTTP, authentication (who may ask), limits, queues | requests are refused, or queue for too long | 51 |
 # | L4 routing and batching | which requests run together (the scheduler), and on which of several copies of the engine | a step is nearly empty, or one copy is full and another one idle | 24, 52 |
-# | L3 engine | tokenizer, model, KV cache, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 25, 36, 41, 53 |
+# | L3 engine | tokenizer, model, KV cache, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 25, 35, 36, 41, 53 |
 # | L2 runtime | files, formats, packaging | the wrong number format, a slow start | 11 |
 # | L1 kernels | the functions that compute, and the driver below them | memory is read twice, cores are idle | 31, 32, 33, 34 |
 # | L0 silicon | processors, memory, the links between them | capacity, bandwidth and arithmetic are all limited | |
