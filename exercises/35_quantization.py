@@ -127,7 +127,7 @@ print([f"{each:02x}" for each in packed.tolist()])
 #
 # *Core, 10 points, about 15 minutes.*
 #
-# Round a matrix, [rows, columns], on symmetric grids. In each row, `size` neighbours are a group with one scale: the group's largest magnitude divided by 2^(bits-1) - 1. A weight becomes the nearest multiple of the scale; its code must lie between -2^(bits-1) and 2^(bits-1) - 1. The last group of a row has fewer weights if `size` does not divide the columns. A group of zeros stays as it is. Return the rounded weights, not the codes.
+# Round a matrix, [rows, columns], on symmetric grids. In each row, `size` neighbours are a group with one scale: the group's largest magnitude divided by 2^(bits-1) - 1, the largest code. A weight becomes the nearest multiple of its scale. The last group of a row has fewer weights if `size` does not divide the columns. A group of zeros stays as it is. Return the rounded weights, not the codes.
 
 # %%
 # exercise: minigen_course.ch35_quantization.reference.round_by_groups
@@ -141,9 +141,8 @@ def round_by_groups(
 ) -> Float[Tensor, "rows columns"]:
     """Return the weights on the grid of their group: `size` neighbours of a row share a scale.
 
-    The grid is symmetric, with the codes -2^(bits-1) to 2^(bits-1) - 1: the scale is the largest
-    magnitude of the group divided by 2^(bits-1) - 1. The last group of a row may be smaller. A
-    group of zeros stays.
+    The grid is symmetric: the scale is the largest magnitude of the group divided by the largest
+    code, 2^(bits-1) - 1. The last group of a row may be smaller. A group of zeros stays.
     """
     raise NotImplementedError  # your turn
 

@@ -233,12 +233,12 @@ def _expect_exponent(part: SearchFactors, weight: Tensor, x: Tensor, bits: int, 
     expect(is_number, f"{what}: got {found!r}; return the exponent, a number.")
     step = round(20 * float(found))
     known = 0 <= step < 20 and abs(20 * float(found) - step) < 1e-6
-    expect(known, f"{what}: got {float(found):.4g}; the exponents are 0.00, 0.05, ... 0.95.")
+    expect(known, f"{what}: got {float(found):.4g}; it should be one of 0.00, 0.05, ... 0.95.")
     best = min(errors)
     expect(
         errors[step] <= best * (1 + 1e-5),
-        f"{what}: the exponent {step / 20:.2f} leaves an error of {errors[step]:.4g}; "
-        f"{errors.index(best) / 20:.2f} leaves {best:.4g}.",
+        f"{what}: the exponent {step / 20:.2f} leaves an error of {errors[step]:.4g}; it should be "
+        f"{errors.index(best) / 20:.2f}, which leaves {best:.4g}.",
     )
     unchanged = torch.equal(given[0], weight) and torch.equal(given[1], x)
     expect(unchanged, f"{what}: the matrix and the inputs must not change.")
@@ -249,6 +249,7 @@ def few_large_inputs(part: SearchFactors) -> None:
     """inputs of which two channels are large:"""
     for seed in range(6):
         _expect_exponent(part, *_inputs(seed, 40.0), 3, f"inputs with two large channels ({seed})")
+    _expect_exponent(part, *_inputs(2, 200.0), 3, "inputs with two very large channels")
 
 
 def equal_inputs(part: SearchFactors) -> None:

@@ -44,9 +44,8 @@ def round_by_groups(
 ) -> Float[Tensor, "rows columns"]:
     """Return the weights on the grid of their group: `size` neighbours of a row share a scale.
 
-    The grid is symmetric, with the codes -2^(bits-1) to 2^(bits-1) - 1: the scale is the largest
-    magnitude of the group divided by 2^(bits-1) - 1. The last group of a row may be smaller. A
-    group of zeros stays.
+    The grid is symmetric: the scale is the largest magnitude of the group divided by the largest
+    code, 2^(bits-1) - 1. The last group of a row may be smaller. A group of zeros stays.
     """
     most = 2 ** (bits - 1) - 1
     rounded = torch.empty_like(weight)
@@ -54,7 +53,7 @@ def round_by_groups(
         group = weight[:, start : start + size]
         scale = group.abs().amax(dim=1, keepdim=True) / most
         scale[scale == 0] = 1
-        rounded[:, start : start + size] = (group / scale).round().clamp(-most - 1, most) * scale
+        rounded[:, start : start + size] = (group / scale).round() * scale
     return rounded
 
 

@@ -517,12 +517,12 @@ ANSWERS = {
     "round_by_groups": Answers(
         right=(groups_by_padding, groups_by_parts, wrong_groups("nothing")),
         wrong={name: wrong_groups(name) for name in WRONG_GROUPS},
-        equivalent={},
+        equivalent={"1 -> 2 #2": "zeros stay zeros, whatever they are divided by"},
     ),
     "search_factors": Answers(
         right=(searched_by_hessian, searched_by_min, wrong_search("nothing")),
         wrong={name: wrong_search(name) for name in WRONG_SEARCHES},
-        equivalent={},
+        equivalent={"0.0 -> 1.0": "the first exponent always replaces it"},
     ),
     "round_columns": Answers(
         right=(columns_by_loops, columns_by_errors, wrong_columns("nothing")),
