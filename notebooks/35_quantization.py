@@ -1029,6 +1029,7 @@ def test_zeros(read_zeros: ReadZeros) -> None:
     """Assert what every correct `read_zeros` does, and the one above does not."""
     raise NotImplementedError  # your turn
 
+
 # %%
 mended = hunt(35, test=test_zeros, mended=read_zeros)
 
