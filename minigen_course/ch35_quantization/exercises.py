@@ -242,6 +242,16 @@ def several_steps_of_one_matrix(part: ChooseBits) -> None:
         _expect_bits(part, options, max_bytes, dict(zip("ab", bits, strict=True)))
 
 
+def a_step_that_opens_a_better_one(part: ChooseBits) -> None:
+    """a matrix whose second step gains more than its first:"""
+    options = {
+        "a": [(2, 10, 10.0), (3, 20, 9.0), (4, 30, 2.0)],
+        "b": [(2, 10, 5.0), (3, 20, 2.0)],
+    }
+    for max_bytes, bits in ((29, (2, 2)), (30, (2, 3)), (40, (3, 3)), (50, (4, 3))):
+        _expect_bits(part, options, max_bytes, dict(zip("ab", bits, strict=True)))
+
+
 def the_fewest_must_fit(part: ChooseBits) -> None:
     """fewer bytes than the fewest bits need:"""
     options = {"a": [(2, 10, 1.0), (3, 15, 0.5)], "b": [(2, 10, 1.0)]}
@@ -352,6 +362,7 @@ CHECKS = {
         what_does_not_fit_is_left_out,
         steps_that_save_nothing,
         several_steps_of_one_matrix,
+        a_step_that_opens_a_better_one,
         the_fewest_must_fit,
         never_better_than_the_optimum,
     ),
