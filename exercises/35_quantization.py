@@ -29,6 +29,7 @@
 # | `round_columns` | core | 10 | 25 min |
 # | `choose_bits` | core | 10 | 20 min |
 # | `residual_window` | stretch | 15 | 10 min |
+# | bug hunt: `minus_one` | core | 10 | 15 min |
 #
 # Replace the line that raises NotImplementedError, and run the cell below it: `check` runs your part in a process of its own and names the first mistake. `hint=1` adds a hint to that, `hint=2` a clearer one.
 
@@ -336,3 +337,42 @@ for num_tokens in (31, 32, 33, 64):
 
 # %% [markdown]
 # **Harder.** minigen's cache has pages. A group of keys lies within one block, and the block that a sequence is filling stays in full precision, keys and values. How many tokens have codes with blocks of 32? Why does that make sharing a prefix safe?
+
+# %% [markdown]
+# ## A bug hunt: minus_one
+#
+# *Core, 10 points, about 15 minutes.*
+#
+# **The report.** *A GPTQ checkpoint of version 2 works. The same model in version 1 writes fluent nonsense. I compared the dequantised matrices: of every eight outputs, one is right to the last bit. The other seven are all shifted by one step of their scale.* The values of a 4-bit matrix are (code - zero) * scale, so a zero point that is wrong by one shifts a whole group, and the errors of a row all have the same sign: they do not cancel in a sum.
+#
+# Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
+
+# %%
+# hunt: minigen_course.ch35_quantization.hunt
+from minigen_course.ch35_quantization.hunt import ReadZeros
+
+
+def read_zeros(words: list[int], version: int) -> list[int]:
+    """Return the zero points, 0 to 15, of a row of GPTQ's `qzeros`.
+
+    Each word is an int32, so it may be negative, and has eight zero points of 4 bits, the first one
+    in the lowest bits. Version 2 stores the zero points as they are. Version 1 stores each of them
+    minus one, in 4 bits: 0 is stored as 15.
+    """
+    zeros: list[int] = []
+    for word in words:
+        if version == 1:
+            word += 1
+        zeros += [(word >> (4 * place)) & 15 for place in range(8)]
+    return zeros
+
+
+def test_zeros(read_zeros: ReadZeros) -> None:
+    """Assert what every correct `read_zeros` does, and the one above does not."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+from minigen_course.grading.hunt import hunt
+
+mine = hunt(35, test=test_zeros, mended=read_zeros)
