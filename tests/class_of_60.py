@@ -25,7 +25,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import hunts_of
 from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit.assignment import solution_of
 from minigen_course.kit.cli import course
@@ -38,7 +38,7 @@ SIZE = 60
 STUB = "raise NotImplementedError  # your turn"
 EXERCISES = {each.name: each for chapter in ASSIGNED for each in exercises(chapter).values()}
 RIGHT = sum(each.points for each in EXERCISES.values())
-POINTS = RIGHT + sum(hunt_of(each).points for each in ASSIGNED if each in HUNTS)
+POINTS = RIGHT + sum(hunt.points for each in ASSIGNED for hunt in hunts_of(each))
 WRONG = {  # name -> statements of slots_of, and what they earn
     "too small": ("return [block_ids[p // block_size] + p % block_size for p in positions]", 0),
     "from one": ("return [(block_ids[p // block_size] - 1) * block_size for p in positions]", 0),

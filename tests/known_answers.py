@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from minigen_course.grading.exercise import CHAPTERS, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, cell_of, hunt_of
+from minigen_course.grading.hunt import Caught, cell_of, hunt_of, hunts_of
 from minigen_course.handout.course_files import headings
 from minigen_course.kit.assignment import assignments_of, solution_of
 from minigen_course.kit.box import TOO_MUCH_MEMORY, Limits, Outcome, judge_in_box
@@ -60,7 +60,7 @@ class Known(NamedTuple):
 
 
 def known_answers(chapter: str) -> Iterator[Known]:
-    """Yield the known answers to a chapter's exercises and its bug hunt."""
+    """Yield the known answers to a chapter's exercises and its bug hunts."""
     for name, answers in _answers(chapter).items():
         yield Known(chapter, name, "stub", None)
         yield Known(chapter, name, "right", PACKAGES)
@@ -68,8 +68,8 @@ def known_answers(chapter: str) -> Iterator[Known]:
             yield Known(chapter, name, "right", number)
         for wrong in answers.wrong:
             yield Known(chapter, name, "wrong", wrong)
-    if chapter in HUNTS:
-        name, catches = hunt_of(chapter).name, CATCHES[chapter]
+    for name in (each.name for each in hunts_of(chapter)):
+        catches = CATCHES[name]
         yield Known(chapter, name, "stub", None)
         yield Known(chapter, name, "right", PACKAGES)
         for number in range(len(catches.tests)):
@@ -111,9 +111,9 @@ def _source(known: Known) -> str:
     """Return the cell that learners get, or the package's own solution of it."""
     if _is_hunt(known):
         if known.kind == "stub":
-            return cell_of(HUNTS[known.chapter])
+            return cell_of(hunt_of(known.chapter, known.name).module)
         *_, assignment = assignments_of(known.chapter, seed=0)
-        return assignment.items[0].solution
+        return next(each.solution for each in assignment.items if each.name == known.name)
     exercise = exercises(known.chapter)[known.name]
     return exercise.stub if known.kind == "stub" else solution_of(exercise.dotted)
 
@@ -125,7 +125,7 @@ def _part(known: Known) -> Any:
 
 def _caught(known: Known) -> Caught:
     """Return a test with the mended part, or a part with the hunt's own test."""
-    hunt, catches = hunt_of(known.chapter), CATCHES[known.chapter]
+    hunt, catches = hunt_of(known.chapter, known.name), CATCHES[known.name]
     mended = typed_again(hunt.mended)
     what, key = known.key
     if what == "test":
@@ -173,7 +173,7 @@ def tried(chapter: str) -> dict[str, int]:
 
 
 def _num_exercises(chapter: str) -> int:
-    return len(exercises(chapter)) + (chapter in HUNTS)
+    return len(exercises(chapter)) + len(hunts_of(chapter))
 
 
 def table(rows: dict[str, dict[str, int]]) -> str:

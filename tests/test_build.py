@@ -129,7 +129,7 @@ def test_points_add_up(chapter: str) -> None:
             if item.kind == "part":
                 assert item.points == exercises(chapter)[item.name].points
             elif item.kind == "hunt":
-                assert item.points == hunt_of(chapter).points
+                assert item.points == hunt_of(chapter, item.name).points
         names = [each.id for each in assignment.items]
         assert len(set(names)) == len(names)
         assert ("_hunt" in assignment.name) == (assignment.items[0].kind == "hunt")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from minigen.cli.main import add_commands_of_other_packages, app
 from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import HUNTS, hunts_of
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.answers import HUNT_MARK, MARK
 from minigen_course.handout.course_files import headings
@@ -69,7 +69,7 @@ def test_a_notebook_and_its_folder_have_each_exercise_once(chapter: str) -> None
     nbformat.validate(notebook)
     cells = [cell.source for cell in notebook.cells]
     marks = [f"{MARK}{each.dotted}" for each in exercises(chapter).values()]
-    marks += [f"{HUNT_MARK}{HUNTS[chapter]}"] if chapter in HUNTS else []
+    marks += [f"{HUNT_MARK}{each}" for each in HUNTS.get(chapter, ())]
     for mark in marks:
         assert sum(cell.startswith(f"{mark}\n") for cell in cells) == 1
         sources = [path.read_text("utf-8") for path in (FOLDER / name).glob("*.py")]
@@ -111,7 +111,8 @@ def test_the_readme_lists_every_exercise(wanted: dict[str, str]) -> None:
         for each in exercises(chapter).values():
             row = f"[`{each.name}`]({name}/{file_name(each.name)}) | {each.level} | {each.points}"
             assert row in readme
-    number = sum(len(exercises(chapter)) for chapter in CHAPTERS) + len(HUNTS)
+    number = sum(len(exercises(chapter)) for chapter in CHAPTERS)
+    number += sum(map(len, HUNTS.values()))
     assert f"In all: {number} exercises" in readme
 
 
@@ -257,7 +258,7 @@ def test_every_check_of_a_chapter_is_a_case() -> None:
     for chapter in CHAPTERS:
         cases = cases_of(chapter, FOLDER / headings()[chapter].name)
         number = sum(len(each.checks) for each in exercises(chapter).values())
-        number += len(hunt_of(chapter).all_checks()) if chapter in HUNTS else 0
+        number += sum(len(each.all_checks()) for each in hunts_of(chapter))
         assert len(cases) == number
 
 

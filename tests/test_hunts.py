@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of, hunts_of
 from minigen_course.grading.judge import verdict_on
 from minigen_course.handout.sheet import exercise_notebook
 from minigen_course.handout.workspace import progress
@@ -26,20 +26,23 @@ def pin(PrefixCache, size):
 """
 
 
-@pytest.fixture(params=HUNTS)
-def chapter(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+KNOWN = [(chapter, each) for chapter in HUNTS for each in hunts_of(chapter)]
+
+
+@pytest.fixture(params=KNOWN, ids=[each.name for _, each in KNOWN])
+def found(request: pytest.FixtureRequest) -> tuple[str, Hunt]:
+    chapter, hunted = request.param
+    return chapter, hunted
 
 
 @pytest.fixture
-def hunted(chapter: str) -> Hunt:
-    return hunt_of(chapter)
+def hunted(found: tuple[str, Hunt]) -> Hunt:
+    return found[1]
 
 
 @pytest.fixture
-def catches(chapter: str) -> Catches:
-    return CATCHES[chapter]
+def catches(hunted: Hunt) -> Catches:
+    return CATCHES[hunted.name]
 
 
 def judged(hunted: Hunt, test: Any, mended: Any) -> tuple[bool, str]:
@@ -89,10 +92,10 @@ def test_a_right_test_alone_gets_the_next_step(hunted: Hunt) -> None:
     assert "your test is right. Mend the part" in message
 
 
-def test_a_cell_contains_the_part_and_an_empty_test(hunted: Hunt, chapter: str) -> None:
-    cell, names = cell_of(HUNTS[chapter]), dict[str, Any]()
+def test_a_cell_contains_the_part_and_an_empty_test(hunted: Hunt) -> None:
+    cell, names = cell_of(hunted.module), dict[str, Any]()
     exec(cell, names)
-    assert cell.startswith(f"# hunt: {HUNTS[chapter]}\n")
+    assert cell.startswith(f"# hunt: {hunted.module}\n")
     with pytest.raises(NotImplementedError):
         names[hunted.test.__name__](None)
     passed, message = judged(hunted, hunted.test, names[hunted.handed.__name__])
@@ -108,21 +111,34 @@ def test_a_hunt_runs_in_a_separate_process_and_returns_a_usable_part(
     printed = capsys.readouterr().out
     assert printed.startswith("✗ test_slots: is still empty")
     assert "hint 1: Use blocks" in printed
-    mine = CATCHES["22"].parts[0]
-    assert hunt(22, test=CATCHES["22"].tests[0], mended=mine) is mine
+    mine = CATCHES["slots"].parts[0]
+    assert hunt(22, test=CATCHES["slots"].tests[0], mended=mine) is mine
     assert capsys.readouterr().out == "✓ slots: all 7 checks passed.\n"
 
 
 def test_a_chapter_without_a_hunt_is_refused() -> None:
-    message = r"Chapter 99 has no hunt; these have one: 22, 23, 24, 36, 41, 53\."
+    message = r"Chapter 99 has no hunt; these have one: 22, 23, 24, 35, 36, 41, 53\."
     with pytest.raises(ValueError, match=message):
         hunt(99, test=empty)
+
+
+def test_a_hunt_of_a_chapter_with_several_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [each.name for each in hunts_of("35")] == ["minus_one", "nibble_order", "seen_text"]
+    assert hunts_of("99") == ()
+    assert hunt_of("35").name == "minus_one"
+    mine = CATCHES["nibble_order"].parts[0]
+    assert hunt(35, name="nibble_order", test=CATCHES["nibble_order"].tests[0], mended=mine) is mine
+    assert capsys.readouterr().out == "✓ nibble_order: all 6 checks passed.\n"
+    cells = [cell["source"] for cell in exercise_notebook("35")["cells"]]
+    assert 'hunt(35, name="seen_text", test=test_split, mended=split_text)' in cells[-1]
+    with pytest.raises(ValueError, match=r"no hunt slots; it has minus_one, nibble_order, seen_te"):
+        hunt(35, name="slots", test=empty)
 
 
 def test_the_exercises_of_a_chapter_end_with_its_hunt() -> None:
     cells = [cell["source"] for cell in exercise_notebook("23")["cells"]]
     assert cells[-3].startswith("## A bug hunt: full_hit")
-    assert cells[-2] == cell_of(HUNTS["23"])
+    assert cells[-2] == cell_of(HUNTS["23"][0])
     assert "hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)" in cells[-1]
 
 
@@ -139,7 +155,7 @@ def test_a_workspace_keeps_a_hunts_answer_and_checks_it(tmp_path: Path) -> None:
     folder = tmp_path / "exercises"
     folder.mkdir()
     notebook = exercise_notebook("23")
-    (cell,) = (each for each in notebook["cells"] if each["source"] == cell_of(HUNTS["23"]))
+    (cell,) = (each for each in notebook["cells"] if each["source"] == cell_of(HUNTS["23"][0]))
     mended = cell["source"].replace("in self.ends(token_ids):", "in self.ends(token_ids[:-1]):")
     body = "for size in (4, 8, 12): pin(PrefixCache, size)"
     cell["source"] = mended.replace("raise NotImplementedError", body) + PIN

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import HUNTS, hunts_of
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
@@ -414,10 +414,12 @@ def test_known_answers_are_graded_as_they_deserve(chapter: str) -> None:
     assert wrongly == []
 
 
-@pytest.mark.parametrize("chapter", HUNTS)
-def test_the_model_answer_of_a_bug_hunt_has_full_marks(chapter: str) -> None:
+@pytest.mark.parametrize(
+    ("chapter", "name"), [(each, hunt.name) for each in HUNTS for hunt in hunts_of(each)]
+)
+def test_the_model_answer_of_a_bug_hunt_has_full_marks(chapter: str, name: str) -> None:
     """Its test makes instances of the package's class, which is closed to other answers."""
-    known = Known(chapter, hunt_of(chapter).name, "right", PACKAGES)
+    known = Known(chapter, name, "right", PACKAGES)
     outcome = in_a_worker(graded, known)
     assert is_as_known(known, outcome), outcome
 

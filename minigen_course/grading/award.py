@@ -25,12 +25,13 @@ def award(chapter: int, points: float, *, seed: int | None = None, **part: Any) 
     return _marks(result, sum(result.each), points)
 
 
-def award_hunt(chapter: int, points: float, *, test: Any, mended: Any) -> float:
+def award_hunt(chapter: int, points: float, *, test: Any, mended: Any, name: str = "") -> float:
     """Return the marks of a bug hunt: the share of its checks before the first that fails.
 
-    Raises `Wrong` with a sentence for no marks.
+    `name` is that of the hunt, for a chapter that has several. Raises `Wrong` with a sentence for
+    no marks.
     """
-    result = _judged(chapter, {hunt_of(f"{chapter:02}").name: (test, mended)}, "each")
+    result = _judged(chapter, {hunt_of(f"{chapter:02}", name).name: (test, mended)}, "each")
     return _marks(result, [*result.each, False].index(False), points)
 
 

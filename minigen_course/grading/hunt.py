@@ -24,8 +24,11 @@ from minigen_course.grading.stub import (
 
 Test = Callable[[Any], object]
 
-HUNTS = {  # chapter number -> the module of its hunt
-    folder.name[2:4]: f"minigen_course.{folder.name}.hunt"
+HUNTS = {  # chapter number -> the modules of its hunts
+    folder.name[2:4]: (
+        f"minigen_course.{folder.name}.hunt",
+        *(f"minigen_course.{folder.name}.{each.stem}" for each in sorted(folder.glob("hunt_*.py"))),
+    )
     for folder in FOLDERS
     if (folder / "hunt.py").exists()
 }
@@ -61,6 +64,11 @@ class Hunt:
     minutes: int
     points: int = POINTS["core"]
 
+    @property
+    def module(self) -> str:
+        """The full name of its module, which marks its cell."""
+        return str(self.handed.__module__)
+
     def all_checks(self) -> tuple[Check, ...]:
         """Return the checks of what a learner hands in, a `Caught`."""
         return (
@@ -73,17 +81,36 @@ class Hunt:
         )
 
 
-def hunt_of(chapter: str) -> Hunt:
-    """Return a chapter's hunt. Raises `ValueError` for a chapter that has none."""
+def hunts_of(chapter: str) -> tuple[Hunt, ...]:
+    """Return a chapter's hunts, none if it has none."""
+    return tuple(importlib.import_module(each).HUNT for each in HUNTS.get(chapter, ()))
+
+
+def hunt_of(chapter: str, name: str = "") -> Hunt:
+    """Return a chapter's hunt of a name, its first one for no name.
+
+    Raises `ValueError` for a chapter that has none, and for another name.
+    """
     if chapter not in HUNTS:
         raise ValueError(f"Chapter {chapter} has no hunt; these have one: {', '.join(HUNTS)}.")
-    found: Hunt = importlib.import_module(HUNTS[chapter]).HUNT
-    return found
+    known = {each.name: each for each in hunts_of(chapter)}
+    if name and name not in known:
+        raise ValueError(f"Chapter {chapter} has no hunt {name}; it has {', '.join(known)}.")
+    return known[name] if name else next(iter(known.values()))
+
+
+def hunt_call(chapter: str, hunt: Hunt, function: str, points: str = "") -> str:
+    """Return code that hands in a hunt's answer to a function, by name if there are several."""
+    given = [str(int(chapter)), *([points] if points else [])]
+    given += [f'name="{hunt.name}"'] if len(hunts_of(chapter)) > 1 else []
+    given += [f"test={hunt.test.__name__}", f"mended={hunt.handed.__name__}"]
+    return f"{function}({', '.join(given)})"
 
 
 def hunt(
     chapter: int | str,
     *,
+    name: str = "",
     test: Test,
     mended: Any = None,
     hint: int = 0,
@@ -91,12 +118,13 @@ def hunt(
 ) -> Any:
     """Hand in your test, and the part once you have mended it: `hunt(23, test=mine)`.
 
-    Prints what passed, or the first thing that is wrong. Returns your part if everything passed,
-    otherwise the package's mended part, so that the next cells run either way. Raises `ValueError`
-    for a chapter without a hunt.
+    `name` is that of the hunt, for a chapter that has several (default: its first). Prints what
+    passed, or the first thing that is wrong. Returns your part if everything passed, otherwise the
+    package's mended part, so that the next cells run either way. Raises `ValueError` for a chapter
+    without a hunt of that name.
     """
     number = f"{int(chapter):02}"
-    found = hunt_of(number)
+    found = hunt_of(number, name)
     if is_stub(test):
         result = Result(found.test.__name__, False, STILL_EMPTY)
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minigen_course.grading.exercise import Check, Wrong, exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import hunts_of
 from minigen_course.grading.stub import STILL_EMPTY
 from minigen_course.grading.varied import own_check
 
@@ -52,8 +52,9 @@ def verdicts_on(checks: Sequence[Check], part: Any) -> Iterator[str]:
 
 
 def _checks_of(chapter: str, name: str, which: str) -> Sequence[Check]:
-    if chapter in HUNTS and hunt_of(chapter).name == name:
-        return hunt_of(chapter).all_checks()
+    for hunt in hunts_of(chapter):
+        if hunt.name == name:
+            return hunt.all_checks()
     exercise = exercises(chapter)[name]
     return exercise.checks if which in ("first", "each") else (own_check(exercise, int(which)),)
 

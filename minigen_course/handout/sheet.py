@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minigen_course.grading.exercise import Exercise, exercises
-from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
+from minigen_course.grading.hunt import Hunt, cell_of, hunt_call, hunts_of
 from minigen_course.handout.course_files import REPOSITORY, headings
 
 HUNT_RULES = (
@@ -56,8 +56,8 @@ def exercise_notebook(chapter: str) -> dict[str, Any]:
     cells = [_markdown(head(chapter)), _code(INSTALL), _code(SETUP)]
     for each in exercises(chapter).values():
         cells += _exercise_cells(chapter, each)
-    if chapter in HUNTS:
-        cells += _hunt_cells(chapter, hunt_of(chapter))
+    for hunt in hunts_of(chapter):
+        cells += _hunt_cells(chapter, hunt)
     for number, cell in enumerate(cells):
         cell["id"] = f"exercise-{chapter}-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -112,11 +112,10 @@ def listing() -> str:
 
 
 def table_rows(chapter: str) -> Iterator[tuple[str, str, int, int]]:
-    """Yield name, level, points and minutes of each exercise of a chapter, the bug hunt last."""
+    """Yield name, level, points and minutes of each exercise of a chapter, the bug hunts last."""
     for each in exercises(chapter).values():
         yield f"`{each.name}`", each.level, each.points, each.minutes
-    if chapter in HUNTS:
-        hunt = hunt_of(chapter)
+    for hunt in hunts_of(chapter):
         yield f"bug hunt: `{hunt.name}`", "core", hunt.points, hunt.minutes
 
 
@@ -167,14 +166,13 @@ def _exercise_cells(chapter: str, each: Exercise) -> list[dict[str, Any]]:
 
 
 def _hunt_cells(chapter: str, hunt: Hunt) -> list[dict[str, Any]]:
-    test, handed = hunt.test.__name__, hunt.handed.__name__
-    call = f"hunt({int(chapter)}, test={test}, mended={handed})"
+    call = hunt_call(chapter, hunt, "hunt")
     what = measures("Core", hunt.points, hunt.minutes)
     return [
         _markdown(
             f"## A bug hunt: {hunt.name}\n\n*{what}.*\n\n{hunt.story}\n\n{HUNT_RULES}",
         ),
-        _code(cell_of(HUNTS[chapter])),
+        _code(cell_of(hunt.module)),
         _code(f"from minigen_course.grading.hunt import hunt\n\nmine = {call}"),
     ]
 

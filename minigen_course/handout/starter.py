@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minigen_course.grading.exercise import Check, Exercise, Wrong, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
+from minigen_course.grading.hunt import Caught, Hunt, cell_of, hunts_of
 from minigen_course.grading.stub import STILL_EMPTY, is_stub
 from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in
 from minigen_course.handout.sheet import HUNT_RULES, file_name, measures, runs_engine
@@ -44,8 +44,7 @@ def test_exercise(case: Case) -> None:
 def files_of(chapter: str, folder: str) -> dict[str, str]:
     """Return the files of a chapter's folder: names and texts."""
     found = {file_name(each.name): starter(each, folder) for each in exercises(chapter).values()}
-    if chapter in HUNTS:
-        hunt = hunt_of(chapter)
+    for hunt in hunts_of(chapter):
         found[hunt_file(hunt)] = _hunt_starter(chapter, hunt, folder)
     test = TEST.format(chapter=chapter, folder=folder)
     return found | {f"test_{folder}.py": test}
@@ -85,7 +84,7 @@ def _hunt_starter(chapter: str, hunt: Hunt, folder: str) -> str:
         _wrapped(HUNT_RULES.replace("same cell", "same file")),
         f"Check both:  minigen check exercises/{folder}/{hunt_file(hunt)}",
     ]
-    return _module(said, cell_of(HUNTS[chapter]))
+    return _module(said, cell_of(hunt.module))
 
 
 def _module(said: list[str], code: str) -> str:
@@ -148,7 +147,7 @@ def _cases(chapter: str, folder: Path) -> Iterator[Case]:
         file = folder / file_name(name)
         for number, check in enumerate(each.checks, 1):
             yield Case(name, file, MARK + each.dotted, number, check)
-    if chapter in HUNTS:
-        hunt, mark = hunt_of(chapter), HUNT_MARK + HUNTS[chapter]
+    for hunt in hunts_of(chapter):
+        mark = HUNT_MARK + hunt.module
         for number, check in enumerate(hunt.all_checks(), 1):
             yield Case(hunt.name, folder / hunt_file(hunt), mark, number, check, hunt)

@@ -11,7 +11,7 @@ from typing import Any
 from minigen.errors import OptionError
 from minigen_course.grading.check import judge
 from minigen_course.grading.exercise import CHAPTERS, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, hunt_of
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, hunts_of
 from minigen_course.grading.stub import STILL_EMPTY
 from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in, marks_in
 from minigen_course.handout.course_files import REPOSITORY, headings, notebooks_folder
@@ -86,8 +86,8 @@ def progress(folder: Path) -> Iterator[Standing]:
         for name, exercise in exercises(chapter).items():
             places = [*paths, *_notebooks(folder, MOVED[name])] if name in MOVED else paths
             yield _standing(chapter, name, MARK + exercise.dotted, partial(_one, name), places)
-        if chapter in HUNTS:
-            hunt, mark = hunt_of(chapter), HUNT_MARK + HUNTS[chapter]
+        for hunt in hunts_of(chapter):
+            mark = HUNT_MARK + hunt.module
             yield _standing(chapter, hunt.name, mark, partial(_caught, hunt), paths)
 
 
@@ -104,17 +104,18 @@ def check_paths(
         each.dotted: (chapter, name)
         for chapter in CHAPTERS
         for name, each in exercises(chapter).items()
-    } | {dotted: (chapter, "") for chapter, dotted in HUNTS.items()}
+    }
+    hunts = {each.module: (chapter, each) for chapter in HUNTS for each in hunts_of(chapter)}
     for path, dotted in found:
-        if dotted not in by_mark:
+        if dotted not in by_mark and dotted not in hunts:
             raise OptionError(f"{path} answers {dotted}, which is no exercise of this minigen.")
     for path, dotted in found:
-        chapter, name = by_mark[dotted]
-        if name:
+        if dotted in by_mark:
+            chapter, name = by_mark[dotted]
             take, hints = partial(_one, name), exercises(chapter)[name].hints
             yield _standing(chapter, name, MARK + dotted, take, [path], seed), hints
         else:
-            hunt = hunt_of(chapter)
+            chapter, hunt = hunts[dotted]
             take = partial(_caught, hunt)
             yield _standing(chapter, hunt.name, HUNT_MARK + dotted, take, [path]), hunt.hints
 

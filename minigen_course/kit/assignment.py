@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from minigen_course.figures.explore import png
 from minigen_course.grading.exercise import Exercise, exercises
-from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_of
+from minigen_course.grading.hunt import HUNTS, Hunt, cell_of, hunt_call, hunts_of
 from minigen_course.grading.question import MARK, Question, Written, questions, written
 from minigen_course.grading.stub import OWN, dotted_name, imports_of, source_of
 from minigen_course.grading.varied import example, varied_of
@@ -82,7 +82,7 @@ class Assignment:
 
 
 def assignments_of(chapter: str, seed: int) -> Iterator[Assignment]:
-    """Yield the assignments of a chapter: its exercises and questions, then its bug hunt if any.
+    """Yield the assignments of a chapter: its exercises and questions, then its bug hunts if any.
 
     A hunt hands out a part that is almost right, so it is an assignment of its own, for later.
     """
@@ -92,7 +92,8 @@ def assignments_of(chapter: str, seed: int) -> Iterator[Assignment]:
     items += [_written(chapter, *each) for each in written(chapter).items()]
     yield Assignment(name, chapter, tuple(items))
     if chapter in HUNTS:
-        yield Assignment(f"{name}_hunt", chapter, (_hunt(chapter, hunt_of(chapter)),))
+        hunts = tuple(_hunt(chapter, each) for each in hunts_of(chapter))
+        yield Assignment(f"{name}_hunt", chapter, hunts)
 
 
 def seen_points(points: int) -> int:
@@ -108,8 +109,8 @@ def varies(chapter: str) -> Iterator[tuple[str, str]]:
     """Yield each exercise and question of a chapter, with what the seed changes in it."""
     for name, each in varied_of(chapter).items():
         yield name, f"in the example and the cases that are kept back: {each.what}"
-    if chapter in HUNTS:
-        yield hunt_of(chapter).name, "nothing: all look for the same mistake"
+    for hunt in hunts_of(chapter):
+        yield hunt.name, "nothing: all look for the same mistake"
     for name, question in questions(chapter).items():
         yield name, f"in the question: {question.what}"
     for name in written(chapter):
@@ -192,11 +193,11 @@ def _hunt(chapter: str, hunt: Hunt) -> Item:
     solution = "\n\n\n".join(solution_of(dotted_name(each)) for each in (hunt.mended, hunt.test))
     if mended != handed:
         solution += f"\n\n\n{handed} = {mended}"
-    call = f"award_hunt({int(chapter)}, {hunt.points}, test={test}, mended={handed})"
+    call = hunt_call(chapter, hunt, "award_hunt", str(hunt.points))
     return Item(
         *(chapter, hunt.name, "hunt"),
         f"## A bug hunt: {hunt.name}\n\n*{what}.*\n\n{hunt.story}\n\n{HUNT_RULES}",
-        *(cell_of(HUNTS[chapter]), solution),
+        *(cell_of(hunt.module), solution),
         seen=_award("award_hunt", call),
         seen_points=hunt.points,
         num_checks=len(hunt.all_checks()),

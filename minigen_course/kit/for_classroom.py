@@ -73,7 +73,7 @@ def repository_of(assignment: Assignment, seed: int) -> dict[str, str]:
             text = starter(each, folder, example(each, seed))
             found[f"{folder}/{name}"] = text.replace(each.stub, stub_for(each))
         elif item.kind == "hunt":
-            name = hunt_file(hunt_of(chapter))
+            name = hunt_file(hunt_of(chapter, item.name))
             found[f"{folder}/{name}"] = files[name]
         else:
             continue

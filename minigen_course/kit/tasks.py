@@ -8,7 +8,7 @@ from typing import Any
 
 from minigen.errors import OptionError
 from minigen_course.grading.exercise import Check, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunts_of
 from minigen_course.grading.question import MARK as QUESTION
 from minigen_course.grading.question import questions
 from minigen_course.grading.stub import dotted_name, is_stub
@@ -21,7 +21,7 @@ from minigen_course.kit.collect import Submission, handed_in_as
 
 @dataclass(frozen=True)
 class Assigned:
-    """What is handed in together: a chapter's exercises and questions, or its bug hunt."""
+    """What is handed in together: a chapter's exercises and questions, or its bug hunts."""
 
     name: str
     chapter: str
@@ -30,7 +30,7 @@ class Assigned:
     def marks(self) -> Iterator[str]:
         """Yield the lines that mark an answer to one of its exercises or questions."""
         if self.is_hunt:
-            yield HUNT_MARK + HUNTS[self.chapter]
+            yield from (HUNT_MARK + each for each in HUNTS[self.chapter])
             return
         yield from (MARK + each.dotted for each in exercises(self.chapter).values())
         yield from (f"{QUESTION}{self.chapter}.{name}" for name in questions(self.chapter))
@@ -106,17 +106,17 @@ class Task:
 
 
 def tasks_of(assigned: Assigned, seed: int | None) -> Iterator[Task]:
-    """Yield the exercises of an assignment, or its hunt, as they are graded."""
+    """Yield the exercises of an assignment, or its hunts, as they are graded."""
     chapter = assigned.chapter
     if assigned.is_hunt:
-        hunt = hunt_of(chapter)
-        dotted = dotted_name(hunt.mended)
-        yield Task(
-            *(chapter, hunt.name, hunt.points, HUNT_MARK + HUNTS[chapter], dotted),
-            *(hunt.handed.__name__, _opened(hunt).all_checks(), partial(_caught, hunt)),
-            _imports(cell_of(HUNTS[chapter])),
-            in_order=True,
-        )
+        for hunt in hunts_of(chapter):
+            dotted = dotted_name(hunt.mended)
+            yield Task(
+                *(chapter, hunt.name, hunt.points, HUNT_MARK + hunt.module, dotted),
+                *(hunt.handed.__name__, _opened(hunt).all_checks(), partial(_caught, hunt)),
+                _imports(cell_of(hunt.module)),
+                in_order=True,
+            )
         return
     for name, each in exercises(chapter).items():
         checks, kept = each.checks, 0

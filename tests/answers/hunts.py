@@ -9,11 +9,19 @@ from minigen_course.ch22_paged import hunt as hunt_22
 from minigen_course.ch23_prefix import hunt as hunt_23
 from minigen_course.ch24_scheduler import hunt as hunt_24
 from minigen_course.ch35_quantization import hunt as hunt_35
+from minigen_course.ch35_quantization import hunt_nibble_order, hunt_seen_text
 from minigen_course.ch36_speculative import hunt as hunt_36
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
 from minigen_course.ch53_structured_output import hunt as hunt_53
 from minigen_course.lab.toy_engine import right_slots, serve_toy
-from tests.answers import blank_hunt, draft_hunt, rank_hunt, zeros_hunt
+from tests.answers import (
+    blank_hunt,
+    draft_hunt,
+    order_hunt,
+    rank_hunt,
+    split_hunt,
+    zeros_hunt,
+)
 
 Test = Callable[[Any], object]
 
@@ -282,8 +290,8 @@ class KeepsItsBlocks(hunt_24.PlainScheduler):
         self.waiting.appendleft(victim)
 
 
-CATCHES = {
-    "22": Catches(
+CATCHES = {  # by the name of a hunt
+    "slots": Catches(
         (every_slot_once, by_formula),
         COMMON
         | {
@@ -301,7 +309,7 @@ CATCHES = {
             "returns nothing": returns_nothing,
         },
     ),
-    "23": Catches(
+    "full_hit": Catches(
         (asks_twice, in_the_toy_engine),
         COMMON
         | {
@@ -319,7 +327,7 @@ CATCHES = {
             "never caches the last block": ForgetsToInsert,
         },
     ),
-    "24": Catches(
+    "preempted": Catches(
         (whole_results, with_one_at_a_time),
         COMMON
         | {
@@ -337,7 +345,7 @@ CATCHES = {
             "does not free the victim's blocks": KeepsItsBlocks,
         },
     ),
-    "35": Catches(
+    "minus_one": Catches(
         (zeros_hunt.every_number_at_every_place, zeros_hunt.random_zeros),
         COMMON
         | {
@@ -363,7 +371,74 @@ CATCHES = {
             "does not wrap": zeros_hunt.not_wrapped,
         },
     ),
-    "36": Catches(
+    "nibble_order": Catches(
+        (order_hunt.random_matrices, order_hunt.one_zero_at_a_time),
+        COMMON
+        | {
+            "has zero points of 8": (order_hunt.zeros_all_8, "it passes, and should fail: repeat"),
+            "has equal codes": (order_hunt.codes_all_alike, "reads the codes in plain order"),
+            "has equal scales": (order_hunt.scales_all_alike, "reorders the scales too"),
+            "has one group": (order_hunt.one_group, "the first group's zero points"),
+            "has groups of one row": (order_hunt.groups_of_one_row, "row by row"),
+            "has one word per row": (order_hunt.one_word, "the first word's zero points"),
+            "looks at the ends of a word": (
+                order_hunt.ends_of_a_word,
+                "it passes, and should fail",
+            ),
+            "expects a plain order": (
+                order_hunt.wants_plain_order,
+                "should pass on the mended one",
+            ),
+        },
+        (order_hunt.by_numpy, order_hunt.by_place, *hunt_nibble_order.HUNT.right.values()),
+        {
+            "unchanged": hunt_nibble_order.read_awq,
+            "reads all in plain order": order_hunt.plain_order,
+            "applies the order instead of undoing it": order_hunt.order_the_wrong_way,
+            "takes 8 for every zero point": order_hunt.zeros_of_8,
+            "reorders the scales": order_hunt.reordered_scales,
+            "takes whole bytes for zero points": order_hunt.whole_bytes,
+        },
+    ),
+    "seen_text": Catches(
+        (split_hunt.many_sizes, split_hunt.a_text_with_ample_space),
+        COMMON
+        | {
+            "compares starts": (split_hunt.starts_only, "it passes, and should fail: repeat"),
+            "tries one seed": (split_hunt.one_seed, "begin later only"),
+            "has one test window": (split_hunt.one_test_window, "begin earlier only"),
+            "looks for overlaps only": (
+                split_hunt.overlap_only,
+                "returns fewer calibration windows",
+            ),
+            "does not look at the end": (
+                split_hunt.without_the_end,
+                "goes past the end of the text",
+            ),
+            "expects its own test windows": (
+                split_hunt.wants_a_sorted_test,
+                "should pass on one that tests on the end",
+            ),
+            "forbids overlaps in the calibration": (
+                split_hunt.wants_apart,
+                "should pass on the mended one",
+            ),
+        },
+        (
+            split_hunt.tests_the_front,
+            split_hunt.drawn_again,
+            *hunt_seen_text.HUNT.right.values(),
+        ),
+        {
+            "unchanged": hunt_seen_text.split_text,
+            "compares first tokens only": split_hunt.last_token_forgotten,
+            "leaves windows out": split_hunt.fewer_windows,
+            "goes past the end": split_hunt.past_the_end,
+            "tests on other windows with each seed": split_hunt.tests_by_seed,
+            "ignores the seed": split_hunt.same_for_every_seed,
+        },
+    ),
+    "first_draft": Catches(
         (draft_hunt.every_place_wrong_once, draft_hunt.random_drafts),
         COMMON
         | {
@@ -403,7 +478,7 @@ CATCHES = {
             "verifies the first draft alone": draft_hunt.first_alone,
         },
     ),
-    "41": Catches(
+    "agreed_blocks": Catches(
         (rank_hunt.least_of_all, rank_hunt.agrees_and_fits),
         COMMON
         | {
@@ -426,7 +501,7 @@ CATCHES = {
             "none at all": rank_hunt.none_at_all,
         },
     ),
-    "53": Catches(
+    "object_pattern": Catches(
         (blank_hunt.by_runs, blank_hunt.by_the_longest_match),
         COMMON
         | {

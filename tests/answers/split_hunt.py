@@ -99,16 +99,13 @@ def wants_apart(split_text: Any) -> None:
 # Parts
 
 
-def test_in_front(
+def tests_the_front(
     num_tokens: int, length: int, num_calibration: int, num_test: int, seed: int
 ) -> Split:
     test = [length * each for each in range(num_test)]
     free = [*range(num_test * length, num_tokens - length + 1)]
     random.Random(seed).shuffle(free)
     return free[:num_calibration], test
-
-
-test_in_front.__test__ = False  # type: ignore[attr-defined]
 
 
 def drawn_again(
@@ -150,12 +147,9 @@ def past_the_end(
     return random.Random(seed).sample(free, num_calibration), test
 
 
-def test_by_seed(*given: int) -> Split:
+def tests_by_seed(*given: int) -> Split:
     """Wrong: the test is another one with each seed."""
     return hunt._drawn_test(*given)
-
-
-test_by_seed.__test__ = False  # type: ignore[attr-defined]
 
 
 def same_for_every_seed(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minigen_course.grading.exercise import CHAPTERS, Check, exercises
-from minigen_course.grading.hunt import HUNTS, Caught, hunt_of
+from minigen_course.grading.hunt import Caught, Hunt, hunts_of
 from minigen_course.grading.judge import verdict_on
 from tools.chapters import Chapter, replaced
 
@@ -45,8 +45,8 @@ def section(chapter: Chapter) -> str:
     answers = import_module(f"tests.answers.{CHAPTERS[number].split('.')[1]}").ANSWERS
     for name, each in exercises(number).items():
         lines += _entries(f"`{name}`", made_on(each.checks, answers[name].wrong))
-    if number in HUNTS:
-        lines += _entries(f"Bug hunt: `{hunt_of(number).name}`", list(_of_hunt(number)))
+    for hunt in hunts_of(number):
+        lines += _entries(f"Bug hunt: `{hunt.name}`", list(_of_hunt(hunt)))
     return "\n".join(lines).rstrip()
 
 
@@ -95,10 +95,9 @@ def _said(checks: tuple[Check, ...], part: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(said.split()))
 
 
-def _of_hunt(chapter: str) -> Iterator[Mistake]:
+def _of_hunt(hunt: Hunt) -> Iterator[Mistake]:
     known = import_module("tests.answers.hunts")  # it imports all hunts
-    hunt, catches = hunt_of(chapter), known.CATCHES[chapter]
-    checks = hunt.all_checks()
+    catches, checks = known.CATCHES[hunt.name], hunt.all_checks()
     for name, (test, _) in catches.bad_tests.items():
         if name not in known.COMMON:
             yield Mistake(f"a test: {name}", _said(checks, Caught(test, hunt.mended)))

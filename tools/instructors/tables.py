@@ -174,7 +174,7 @@ def sessions() -> list[Session]:
 
 @cache
 def tasks(number: str) -> tuple[Task, ...]:
-    """Return the exercises of a chapter, its bug hunt last."""
+    """Return the exercises of a chapter, its bug hunts last."""
     return tuple(Task(number, *row) for row in table_rows(number))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from minigen_course.grading.exercise import exercises
-from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.hunt import hunts_of
 from minigen_course.grading.question import written
 from minigen_course.handout.course_files import REPOSITORY, headings
 from minigen_course.kit.engine_run import picture
@@ -136,5 +136,5 @@ def _hints(grade: Grade) -> tuple[str, ...]:
     known = exercises(grade.chapter)
     if grade.name in known:
         return known[grade.name].hints
-    is_hunt = grade.chapter in HUNTS and hunt_of(grade.chapter).name == grade.name
-    return hunt_of(grade.chapter).hints if is_hunt else ()
+    hunts = {each.name: each for each in hunts_of(grade.chapter)}
+    return hunts[grade.name].hints if grade.name in hunts else ()
