@@ -30,6 +30,8 @@
 # | `choose_bits` | core | 10 | 20 min |
 # | `residual_window` | stretch | 15 | 10 min |
 # | bug hunt: `minus_one` | core | 10 | 15 min |
+# | bug hunt: `nibble_order` | core | 10 | 20 min |
+# | bug hunt: `seen_text` | core | 10 | 20 min |
 #
 # Replace the line that raises NotImplementedError, and run the cell below it: `check` runs your part in a process of its own and names the first mistake. `hint=1` adds a hint to that, `hint=2` a clearer one.
 
@@ -375,4 +377,90 @@ def test_zeros(read_zeros: ReadZeros) -> None:
 # %%
 from minigen_course.grading.hunt import hunt
 
-mine = hunt(35, test=test_zeros, mended=read_zeros)
+mine = hunt(35, name="minus_one", test=test_zeros, mended=read_zeros)
+
+# %% [markdown]
+# ## A bug hunt: nibble_order
+#
+# *Core, 10 points, about 20 minutes.*
+#
+# **The report.** *An AWQ checkpoint whose zero points are all 8 works. The same model with zero points of its own, which should be better, writes nonsense. I compared the dequantised matrices: of every eight adjacent outputs, the first and the last are right. Each of the other six is shifted by a constant within a group: whole steps of its scale.* AWQ's files and GPTQ's both have eight numbers of 4 bits in a word. GPTQ's are in plain order, and AWQ's are not, for the sake of the kernel that unpacks them.
+#
+# Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
+
+# %%
+# hunt: minigen_course.ch35_quantization.hunt_nibble_order
+from minigen_course.ch35_quantization.hunt_nibble_order import Matrix, ReadAWQ, Words
+
+
+def read_awq(qweight: Words, qzeros: Words, scales: Matrix, size: int) -> Matrix:
+    """Return the weight that AWQ stores with 4 bits: rows are inputs, columns outputs.
+
+    A word is an int32, maybe negative, and has eight numbers of 4 bits of adjacent columns. From
+    the lowest bits upwards they belong to columns 0, 2, 4, 6, 1, 3, 5 and 7, in `qweight` and
+    in `qzeros`. `qzeros` and `scales` have one row for every `size` rows of `qweight`. `scales` has
+    one value per column, in plain order. A value is (code - zero) * scale.
+    """
+    weight = []
+    for row, words in enumerate(qweight):
+        group, values = row // size, []
+        for column, scale in enumerate(scales[group]):
+            place = (0, 4, 1, 5, 2, 6, 3, 7)[column % 8]
+            code = (words[column // 8] >> (4 * place)) & 15
+            zero = (qzeros[group][column // 8] >> (4 * (column % 8))) & 15
+            values.append((code - zero) * scale)
+        weight.append(values)
+    return weight
+
+
+def test_awq(read_awq: ReadAWQ) -> None:
+    """Assert what every correct `read_awq` does, and the one above does not."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+from minigen_course.grading.hunt import hunt
+
+mine = hunt(35, name="nibble_order", test=test_awq, mended=read_awq)
+
+# %% [markdown]
+# ## A bug hunt: seen_text
+#
+# *Core, 10 points, about 20 minutes.*
+#
+# **The report.** *With more calibration windows the quantised model comes closer and closer to the float one. With very many, its perplexity is the best that I have seen at 3 bits. On another text of the same kind, all numbers of windows are about equally good. I have made sure that no test window is used for calibration.* A method that adapts a weight to its calibration text must be judged on text that it has not seen. Otherwise the test measures how well it remembers.
+#
+# Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
+
+# %%
+# hunt: minigen_course.ch35_quantization.hunt_seen_text
+import random
+
+from minigen_course.ch35_quantization.hunt_seen_text import SplitText
+
+
+def split_text(
+    num_tokens: int, length: int, num_calibration: int, num_test: int, seed: int
+) -> tuple[list[int], list[int]]:
+    """Return the windows of a text to calibrate on and those to test on, by their first tokens.
+
+    Each window has `length` adjacent tokens. No start occurs twice, no token is in two test
+    windows, and none is in a calibration window and in a test window. `seed` draws the calibration
+    windows alone: results can be compared only if the test is always the same. The text has at
+    least four times as many tokens as all windows together.
+    """
+    step = num_tokens // num_test
+    test = [number * step for number in range(num_test)]
+    free = [start for start in range(num_tokens - length + 1) if start not in test]
+    return random.Random(seed).sample(free, num_calibration), test
+
+
+def test_split(split_text: SplitText) -> None:
+    """Assert what every correct `split_text` does, and the one above does not."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+from minigen_course.grading.hunt import hunt
+
+mine = hunt(35, name="seen_text", test=test_split, mended=split_text)
