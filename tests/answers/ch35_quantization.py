@@ -163,6 +163,22 @@ def groups_by_parts(weight: Tensor, bits: int, size: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
+def groups_multiplied_first(weight: Tensor, bits: int, size: int) -> Tensor:
+    """Right, with the product before the quotient, halves up, and a clamp that changes nothing."""
+    most = 2 ** (bits - 1) - 1
+    parts = []
+    for group in weight.double().split(size, dim=1):
+        largest = group.abs().amax(1, keepdim=True).clamp(min=1e-12)
+        codes = (group * most / largest + 0.5).floor().clamp(-most, most)
+        parts.append(codes * largest / most)
+    return torch.cat(parts, dim=1).float()
+
+
+def groups_over_rows(weight: Tensor, bits: int, size: int) -> Tensor:
+    """Wrong: a group goes on in the next row."""
+    return groups_by_padding(weight.reshape(1, -1), bits, size).view_as(weight)
+
+
 def wrong_groups(name: str) -> Callable[[Tensor, int, int], Any]:
     def part(weight: Tensor, bits: int, size: int) -> Any:
         most = 2 ** (bits - 1) - 1
@@ -237,6 +253,17 @@ def searched_by_min(weight: Tensor, x: Tensor, rounded: Any) -> float:
     return min((step / 20 for step in range(20)), key=error)
 
 
+def searched_with_normalized_factors(weight: Tensor, x: Tensor, rounded: Any) -> Tensor:
+    """Right, with factors around 1: a common factor changes no grid that follows the weights."""
+    size, errors = x.abs().mean(0), []
+    for step in range(20):
+        factors = size ** (step / 20)
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        change = rounded(weight * factors) / factors - weight
+        errors.append((x @ change.T).square().mean())
+    return torch.stack(errors).argmin() / 20
+
+
 def wrong_search(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
     def part(weight: Tensor, x: Tensor, rounded: Any) -> Any:
         size = x.abs().mean(0)
@@ -251,6 +278,8 @@ def wrong_search(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
         steps = range(1 if name == "never 0" else 0, 20)
         if name == "up to the half":
             steps = range(10)
+        if name == "up to 1":
+            steps = range(21)
         errors = {}
         for step in steps:
             factors = size ** (step / 20)
@@ -262,6 +291,16 @@ def wrong_search(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
             if name == "factors for rows":
                 change = rounded(weight * factors) - weight * factors
             error = float((x @ change.T).square().sum())
+            if name == "the outputs themselves":
+                error = float((x @ (change + weight).T).square().sum())
+            if name == "magnitudes, not squares":
+                error = float((x @ change.T).abs().sum())
+            if name == "the first token only":
+                error = float((x[0] @ change.T).square().sum())
+            if name == "the mean over tokens first":
+                error = float((x @ change.T).mean(0).square().sum())
+            if name == "inputs without correlation":
+                error = float((change.square() * x.square().mean(0)).sum())
             if name == "the error of the weights":
                 error = float(change.square().sum())
             if name == "the largest error of an output":
@@ -269,6 +308,8 @@ def wrong_search(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
             if name == "signs cancel":
                 error = abs(float((x @ change.T).sum()))
             errors[step] = error
+            if name == "stops when it grows" and error > errors.get(step - 1, error):
+                break
         best = min(errors, key=lambda each: errors[each])
         if name == "the largest error":
             best = max(errors, key=lambda each: errors[each])
@@ -289,7 +330,9 @@ WRONG_SEARCHES = [
     *("the largest magnitude", "never 0", "up to the half", "divides instead"),
     *("factors are not undone", "factors for rows", "the error of the weights"),
     *("the largest error of an output", "signs cancel", "the largest error"),
-    *("the last of equals", "the error", "the number of the step", "the factors"),
+    *("the last of equals", "the error", "the number of the step", "the factors", "up to 1"),
+    *("the outputs themselves", "magnitudes, not squares", "the first token only"),
+    *("the mean over tokens first", "inputs without correlation", "stops when it grows"),
 ]
 
 # GPTQ's columns
@@ -317,6 +360,16 @@ def columns_by_errors(weight: Tensor, factor: Tensor, rounded: Any) -> Tensor:
     return found
 
 
+def columns_in_double(weight: Tensor, factor: Tensor, rounded: Any) -> Tensor:
+    """Right, with a factor whose rows are divided by their diagonal first, and in float64."""
+    unit = (factor / factor.diagonal()[:, None]).double()
+    free = weight.double()
+    for i in range(free.shape[1]):
+        nearest = rounded(free[:, i].float(), i).double()
+        free -= (free[:, i] - nearest)[:, None] * unit[i] * (torch.arange(len(unit)) >= i)
+    return free.float()
+
+
 def wrong_columns(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
     def part(weight: Tensor, factor: Tensor, rounded: Any) -> Any:
         free = weight if name == "changes the matrix" else weight.clone()
@@ -330,6 +383,13 @@ def wrong_columns(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
                 error = free[:, i] - nearest
             if name == "divided by its square":
                 error = (free[:, i] - nearest) / factor[i, i] ** 2
+            if name == "spread evenly":
+                free[:, i + 1 :] += (free[:, i] - nearest)[:, None] / max(size - i - 1, 1)
+                free[:, i] = nearest
+                continue
+            if name == "the inverse instead of its factor":
+                inverse = factor.T @ factor
+                error = (free[:, i] - nearest) / inverse[i, i]
             if name == "the sign":
                 error = -error
             if name == "the error of the original":
@@ -338,6 +398,8 @@ def wrong_columns(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
             if name == "no error goes on":
                 continue
             row = factor[:, i] if name == "a column of the factor" else factor[i]
+            if name == "the inverse instead of its factor":
+                row = inverse[i]
             last = i + 2 if name == "the next column only" else size
             if name == "itself, too":
                 free[:, i:] -= torch.outer(error, row[i:])
@@ -357,7 +419,8 @@ WRONG_COLUMNS = [
     *("the first column's grid", "not divided by the diagonal", "divided by its square"),
     *("the sign", "the error of the original", "no error goes on", "a column of the factor"),
     *("the next column only", "itself, too", "one column too far"),
-    *("rounds all at the end again", "transposed"),
+    *("rounds all at the end again", "transposed", "spread evenly"),
+    "the inverse instead of its factor",
 ]
 
 # Bits
@@ -382,6 +445,63 @@ def bits_by_sorting(options: Any, max_bytes: int) -> dict[str, int]:
         _, name, size = max(steps, key=lambda each: each[0])
         place[name] += 1
         left -= size
+
+
+def _bits_sorted_once(in_order: bool) -> Callable[[Any, int], dict[str, int]]:
+    """Go through the steps of all matrices once, those with the largest gain first."""
+
+    def part(options: Any, max_bytes: int) -> dict[str, int]:
+        place = dict.fromkeys(options, 0)
+        left = max_bytes - sum(own[0][1] for own in options.values())
+        if left < 0:
+            raise ValueError("too few bytes")
+        steps = [
+            ((own[at][2] - own[at + 1][2]) / (own[at + 1][1] - own[at][1]), each, at)
+            for each, own in options.items()
+            for at in range(len(own) - 1)
+        ]
+        for gain, each, at in sorted(steps, key=lambda step: -step[0]):
+            size = options[each][at + 1][1] - options[each][at][1]
+            if gain > 0 and size <= left and (place[each] == at or not in_order):
+                place[each], left = at + 1, left - size
+        return {each: own[place[each]][0] for each, own in options.items()}
+
+    return part
+
+
+def _bits_from_above(options: Any, max_bytes: int) -> dict[str, int]:
+    """Begin with the most bits, and take away where it costs least per byte."""
+    place = {each: len(own) - 1 for each, own in options.items()}
+    if sum(own[0][1] for own in options.values()) > max_bytes:
+        raise ValueError("too few bytes")
+
+    def cost(each: str) -> float:
+        (_, less, more_loss), (_, now, loss) = options[each][place[each] - 1 :][:2]
+        return (more_loss - loss) / (now - less)
+
+    while sum(options[each][at][1] for each, at in place.items()) > max_bytes:
+        place[min((each for each, at in place.items() if at), key=cost)] -= 1
+    return {each: own[place[each]][0] for each, own in options.items()}
+
+
+def _bits_of_any_later_choice(options: Any, max_bytes: int) -> dict[str, int]:
+    """Make a step to any later choice, not to the next one only."""
+    place = dict.fromkeys(options, 0)
+    left = max_bytes - sum(own[0][1] for own in options.values())
+    if left < 0:
+        raise ValueError("too few bytes")
+    while True:
+        steps = []
+        for each, own in options.items():
+            _, now, loss = own[place[each]]
+            for to in range(place[each] + 1, len(own)):
+                size, saved = own[to][1] - now, loss - own[to][2]
+                if size <= left and saved > 0:
+                    steps.append((saved / size, each, to, size))
+        if not steps:
+            return {each: own[place[each]][0] for each, own in options.items()}
+        _, each, to, size = max(steps)
+        place[each], left = to, left - size
 
 
 def wrong_bits(name: str) -> Callable[[Any, int], Any]:
@@ -415,6 +535,10 @@ def wrong_bits(name: str) -> Callable[[Any, int], Any]:
                     gain = own[at][2]
                 if name == "per byte of the whole":
                     gain = saved / own[at + 1][1]
+                if name == "a share of the loss":
+                    gain = saved / own[at][2] / size if own[at][2] else 0.0
+                if name == "from the first choice":
+                    gain = (own[0][2] - own[at + 1][2]) / (own[at + 1][1] - own[0][1])
                 if name == "the fewest bytes first":
                     gain = 1 / size
                 if name == "the smallest gain":
@@ -426,7 +550,8 @@ def wrong_bits(name: str) -> Callable[[Any, int], Any]:
             if best is None or not steps[best][1]:
                 break
             place[best] += 1
-            used += steps[best][2]
+            if name != "bytes are not added up":
+                used += steps[best][2]
         if name == "the place":
             return place
         found = {each: own[place[each]][0] for each, own in options.items()}
@@ -442,7 +567,8 @@ WRONG_BITS = [
     *("never quite full", "one step too large", "the loss saved alone", "the loss itself"),
     *("per byte of the whole", "the fewest bytes first", "the smallest gain"),
     *("also without a gain", "stops at the first that does not fit", "the place"),
-    *("with the bytes", "a list"),
+    *("with the bytes", "a list", "a share of the loss", "from the first choice"),
+    "bytes are not added up",
 ]
 
 # The residual window
@@ -515,23 +641,42 @@ ANSWERS = {
         equivalent={},
     ),
     "round_by_groups": Answers(
-        right=(groups_by_padding, groups_by_parts, wrong_groups("nothing")),
-        wrong={name: wrong_groups(name) for name in WRONG_GROUPS},
+        right=(
+            groups_by_padding,
+            groups_by_parts,
+            groups_multiplied_first,
+            wrong_groups("nothing"),
+        ),
+        wrong={
+            **{name: wrong_groups(name) for name in WRONG_GROUPS},
+            "a group goes on in the next row": groups_over_rows,
+        },
         equivalent={"1 -> 2 #2": "zeros stay zeros, whatever they are divided by"},
     ),
     "search_factors": Answers(
-        right=(searched_by_hessian, searched_by_min, wrong_search("nothing")),
+        right=(
+            searched_by_hessian,
+            searched_by_min,
+            searched_with_normalized_factors,
+            wrong_search("nothing"),
+        ),
         wrong={name: wrong_search(name) for name in WRONG_SEARCHES},
         equivalent={"0.0 -> 1.0": "the first exponent always replaces it"},
     ),
     "round_columns": Answers(
-        right=(columns_by_loops, columns_by_errors, wrong_columns("nothing")),
+        right=(columns_by_loops, columns_by_errors, columns_in_double, wrong_columns("nothing")),
         wrong={name: wrong_columns(name) for name in WRONG_COLUMNS},
         equivalent={},
     ),
     "choose_bits": Answers(
         right=(bits_by_sorting, wrong_bits("nothing")),
-        wrong={name: wrong_bits(name) for name in WRONG_BITS},
+        wrong={
+            **{name: wrong_bits(name) for name in WRONG_BITS},
+            "steps sorted once": _bits_sorted_once(in_order=False),
+            "steps sorted once, in order": _bits_sorted_once(in_order=True),
+            "from the most bits down": _bits_from_above,
+            "a step to any later choice": _bits_of_any_later_choice,
+        },
         equivalent={},
     ),
     "residual_window": Answers(
