@@ -16,7 +16,7 @@ from torch import Tensor
 from minigen.checkpoint.config_json import Values
 from minigen.checkpoint.quantized.floats import Fp4Matrix, Fp8Matrix
 from minigen.checkpoint.quantized.integers import Int8Matrix, PackedMatrix
-from minigen.checkpoint.quantized.matrix import Groups, Parts, QuantizedMatrix, num_words
+from minigen.checkpoint.quantized.matrix import Groups, Parts, StoredMatrix, num_words
 from minigen.checkpoint.quantized.methods import (
     FP8,
     HALVES,
@@ -126,7 +126,7 @@ class CompressedTensors:
         """Return whether a part is read with the matrix."""
         return name in _ALL_PARTS
 
-    def matrix(self, parts: Parts, shape: tuple[int, int]) -> QuantizedMatrix | None:
+    def matrix(self, parts: Parts, shape: tuple[int, int]) -> StoredMatrix | None:
         """Return a module's matrix, or None if the module is not quantised.
 
         Raises `WeightsError` if a module is stored quantised, but the settings do not say how.
@@ -307,7 +307,7 @@ def _float8(parts: Parts, shape: tuple[int, int], weights: Weights) -> Fp8Matrix
     return fp8_matrix(parts, shape, blocks[weights.strategy], "weight_scale", dtypes)
 
 
-def _naive(parts: Parts, shape: tuple[int, int], weights: Weights) -> QuantizedMatrix:
+def _naive(parts: Parts, shape: tuple[int, int], weights: Weights) -> StoredMatrix:
     return (_float8 if weights.is_float else _bytes)(parts, shape, weights)
 
 
@@ -337,7 +337,7 @@ def _float4(
     return Fp4Matrix(parts.where, name, packed, scales, size, divisor)
 
 
-_MATRICES: dict[str, Callable[[Parts, tuple[int, int], Weights], QuantizedMatrix]] = {
+_MATRICES: dict[str, Callable[[Parts, tuple[int, int], Weights], StoredMatrix]] = {
     "pack-quantized": _packed,
     "int-quantized": _bytes,
     "float-quantized": _float8,

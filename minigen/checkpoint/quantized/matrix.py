@@ -1,6 +1,6 @@
 """A matrix that a checkpoint keeps as several tensors: codes, scales, and perhaps zero points.
 
-Each scheme is one class with the interface `QuantizedMatrix`. It is built from mapped tensors whose
+Each scheme is one class with the interface `StoredMatrix`. It is built from mapped tensors whose
 dtypes and shapes were checked, it cuts itself without reading them, and it dequantizes itself.
 `QuantizedTensor` is the stored tensor that the loader hands out for such a matrix.
 """
@@ -23,7 +23,7 @@ _WORD_BITS = 32
 
 
 @runtime_checkable
-class QuantizedMatrix(Protocol):
+class StoredMatrix(Protocol):
     """A quantised matrix of [output rows, input columns], whatever the order in its file is."""
 
     @property
@@ -46,7 +46,7 @@ class QuantizedMatrix(Protocol):
     def column_unit(self) -> int:
         """Columns can be cut at multiples of this number."""
 
-    def cut(self, rows: range, columns: range) -> "QuantizedMatrix":
+    def cut(self, rows: range, columns: range) -> "StoredMatrix":
         """Return a part; a range may also end at the matrix's own end."""
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
@@ -60,7 +60,7 @@ class QuantizedMatrix(Protocol):
 class QuantizedTensor(StoredTensor):
     """A stored tensor of several parts; `data` are the bytes of its codes, in the file's order."""
 
-    matrix: QuantizedMatrix = field(kw_only=True)
+    matrix: StoredMatrix = field(kw_only=True)
 
     @property
     def num_bytes(self) -> int:
@@ -123,7 +123,7 @@ class QuantizedTensor(StoredTensor):
                 page_out(_bytes_of(each))
 
 
-def quantized_tensor(name: str, matrix: QuantizedMatrix) -> QuantizedTensor:
+def quantized_tensor(name: str, matrix: StoredMatrix) -> QuantizedTensor:
     """Return the stored tensor of a quantised matrix."""
     codes = _bytes_of(matrix.tensors[0])
     return QuantizedTensor(name, matrix.kind, matrix.shape, codes, matrix=matrix)
