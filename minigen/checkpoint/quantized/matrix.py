@@ -6,12 +6,12 @@ dtypes and shapes were checked, it cuts itself without reading them, and it dequ
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import IntegerCodes, RawTensor, StoredTensor
@@ -210,10 +210,25 @@ def scaled(
     codes: UInt8[Tensor, "rows columns"],
     scales: Float32[Tensor, "rows groups"],
     zeros: Shaped[Tensor, "rows groups"],
-    groups: Int64[Tensor, " columns"],
+    groups: Groups,
 ) -> Float32[Tensor, "rows columns"]:
     """Return (code - zero) x scale, each with the zero point and the scale of its group."""
-    return codes.float().sub_(zeros.float()[:, groups]).mul_(scales[:, groups])
+    places = groups.of_columns(codes.shape[1])
+    return codes.float().sub_(zeros.float()[:, places]).mul_(scales[:, places])
+
+
+def integer_codes(
+    bits: int,
+    groups: Groups,
+    num_columns: int,
+    scales: Float32[Tensor, "rows groups"],
+    zeros: Int32[Tensor, "rows groups"],
+    read: Callable[[], UInt8[Tensor, "rows columns"]],
+) -> IntegerCodes | None:
+    """Return integer codes for kernels; None if `g_idx` gives neighbours other scales."""
+    if groups.g_idx is not None:
+        return None
+    return IntegerCodes(bits, min(groups.size, num_columns), scales, zeros, read)
 
 
 def finite(scales: Float[Tensor, "*shape"], where: str) -> Float32[Tensor, "*shape"]:
