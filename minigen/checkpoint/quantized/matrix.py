@@ -27,6 +27,10 @@ class StoredMatrix(Protocol):
     """A quantised matrix of [output rows, input columns], whatever the order in its file is."""
 
     @property
+    def where(self) -> str:
+        """The file and the module, for messages."""
+
+    @property
     def kind(self) -> str:
         """The scheme, in the words that a user reads."""
 
@@ -100,7 +104,11 @@ class QuantizedTensor(StoredTensor):
     def dequantize(
         self, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Float[Tensor, "..."]:
-        """Return the tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
+        """Return the tensor in `dtype`, in new memory (or in `out`, which must have its shape).
+
+        Raises `FileFormatError` for a scale or code that is impossible, and if a number is infinite
+        or not a number.
+        """
         num_rows, num_columns = self.matrix.shape
         if out is None:
             out = torch.empty(num_rows, num_columns, dtype=dtype)
@@ -109,6 +117,10 @@ class QuantizedTensor(StoredTensor):
             chunk = range(start, min(start + step, num_rows))
             numbers = self.matrix.cut(chunk, range(num_columns)).dequantize()
             assert numbers.shape == (len(chunk), num_columns)
+            if not numbers.isfinite().all():
+                raise FileFormatError(
+                    f"{self.matrix.where} has a weight that is infinite or not a number."
+                )
             out[chunk.start : chunk.stop] = numbers
         return out
 
