@@ -183,13 +183,13 @@ def real_factors(part: RoundColumns) -> None:
 # Bits
 
 
-def _told(options: Options) -> str:
+def _listed(options: Options) -> str:
     return "; ".join(f"{name}: {list(own)}" for name, own in options.items())
 
 
 def _expect_bits(part: ChooseBits, options: Options, max_bytes: int, right: dict) -> None:
     found = part({name: list(own) for name, own in options.items()}, max_bytes)
-    what = f"{_told(options)} within {max_bytes} bytes"
+    what = f"{_listed(options)} within {max_bytes} bytes"
     expect(isinstance(found, dict), f"{what}: got {found!r}; return a dict.")
     expect_equal(dict(sorted(found.items())), dict(sorted(right.items())), f"{what}: the bits")
 
@@ -278,7 +278,7 @@ def never_better_than_the_optimum(part: ChooseBits) -> None:
         }
         for max_bytes in (200, 260, 330, 400):
             found = part(options, max_bytes)
-            what = f"{_told(options)} within {max_bytes} bytes"
+            what = f"{_listed(options)} within {max_bytes} bytes"
             picked = [
                 next(each for each in own if each[0] == found[name])
                 for name, own in options.items()

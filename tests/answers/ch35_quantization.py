@@ -427,7 +427,7 @@ WRONG_COLUMNS = [
 
 
 def bits_by_sorting(options: Any, max_bytes: int) -> dict[str, int]:
-    """Right, with the steps of all matrices sorted anew each time."""
+    """Right, with the steps of all matrices sorted each time."""
     place = dict.fromkeys(options, 0)
     left = max_bytes - sum(own[0][1] for own in options.values())
     if left < 0:
