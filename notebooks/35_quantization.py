@@ -298,9 +298,8 @@ def round_by_groups(
 ) -> Float[Tensor, "rows columns"]:
     """Return the weights on the grid of their group: `size` neighbours of a row share a scale.
 
-    The grid is symmetric, with the codes -2^(bits-1) to 2^(bits-1) - 1: the scale is the largest
-    magnitude of the group divided by 2^(bits-1) - 1. The last group of a row may be smaller. A
-    group of zeros stays.
+    The grid is symmetric: the scale is the largest magnitude of the group divided by the largest
+    code, 2^(bits-1) - 1. The last group of a row may be smaller. A group of zeros stays.
     """
     raise NotImplementedError  # your turn
 
@@ -677,7 +676,7 @@ print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
 # the model will read. A comparison of methods on the calibration text measures how well they learn it by
-# heart. (One of this chapter's bug hunts is such a comparison.)
+# heart.
 #
 # ### A token that all others read
 #
@@ -995,6 +994,44 @@ reveal(
     choose_bits=my_bits,
     residual_window=my_window,
 )
+
+# %% [markdown]
+# ## A bug hunt
+#
+# `read_zeros` below reads the zero points of a GPTQ checkpoint from their words. **The report:** *A model in
+# version 1 of the format loads without an error and writes nonsense. In version 2 the same model is fine. One
+# output in eight is right.*
+#
+# Write a test that fails on this function and on others with such a fault, and passes on every correct one.
+# Then mend the function.
+
+# %%
+# hunt: minigen_course.ch35_quantization.hunt
+from minigen_course.ch35_quantization.hunt import ReadZeros
+
+
+def read_zeros(words: list[int], version: int) -> list[int]:
+    """Return the zero points, 0 to 15, of a row of GPTQ's `qzeros`.
+
+    Each word is an int32, so it may be negative, and has eight zero points of 4 bits, the first one
+    in the lowest bits. Version 2 stores the zero points as they are. Version 1 stores each of them
+    minus one, in 4 bits: 0 is stored as 15.
+    """
+    zeros: list[int] = []
+    for word in words:
+        if version == 1:
+            word += 1
+        zeros += [(word >> (4 * place)) & 15 for place in range(8)]
+    return zeros
+
+
+def test_zeros(read_zeros: ReadZeros) -> None:
+    """Assert what every correct `read_zeros` does, and the one above does not."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+mended = hunt(35, test=test_zeros, mended=read_zeros)
 
 # %% [markdown]
 # ## The measurement again

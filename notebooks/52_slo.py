@@ -1140,7 +1140,7 @@ opening_test.compare(
 #
 # Statements that guides make about serving, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 means = {name: 1e3 * values.mean() for name, values in systems.items()}
 tails = {name: 1e3 * np.percentile(values, 99) for name, values in systems.items()}
 at_best, beyond = steady[best], steady[most]
