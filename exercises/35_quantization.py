@@ -27,7 +27,7 @@
 # | `round_by_groups` | core | 10 | 15 min |
 # | `search_factors` | core | 10 | 20 min |
 # | `round_columns` | core | 10 | 25 min |
-# | `choose_bits` | core | 10 | 20 min |
+# | `choose_bits` | core | 10 | 25 min |
 # | `residual_window` | stretch | 15 | 10 min |
 # | bug hunt: `minus_one` | core | 10 | 15 min |
 #
@@ -272,7 +272,7 @@ for name, each in found.items():
 # %% [markdown]
 # ## choose_bits
 #
-# *Core, 10 points, about 20 minutes.*
+# *Core, 10 points, about 25 minutes.*
 #
 # Choose the bits of each matrix within `max_bytes`. `options` has for each matrix its choices (bits, bytes, loss), from few bits to many. All matrices begin with their first choice. Then look at the step of each matrix from its choice to its next one, and of the steps that still fit make the one with the largest loss saved per byte; go on until no step fits that saves loss. Return the bits by matrix. If the first choices do not fit, raise `ValueError` with a sentence.
 

@@ -1,4 +1,4 @@
-"""Exercise choose_bits of chapter 35 (core, 10 points, about 20 minutes).
+"""Exercise choose_bits of chapter 35 (core, 10 points, about 25 minutes).
 
 Choose the bits of each matrix within `max_bytes`. `options` has for each matrix its choices
 (bits, bytes, loss), from few bits to many. All matrices begin with their first choice. Then
