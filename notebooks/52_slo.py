@@ -1116,6 +1116,10 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
+# And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*: the
+# longest wait is as before, and the shortest one has become shorter. A quotient of two extremes is a poor
+# objective; the median, the tail and the gaps are better ones.
+#
 # ## The opening test, once more
 #
 # These are the seven questions of [chapter 00](00_map.ipynb). Answer them again: read the questions,
