@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
+from minigen.errors import WeightsError
 from minigen.export.compressed_writer import (
     dequantize_packed,
     float8_piece,
@@ -23,8 +24,23 @@ from minigen.quantization.smoothquant import round_rows_to_int8
 def plain_piece(
     tensor: StoredTensor, plan: Plan, importance: Float[Tensor, " columns"] | None = None
 ) -> Piece:
-    """Quantize a stored matrix that needs no other matrix, nor inputs besides `importance`."""
-    return piece_of(tensor.name, tensor.dequantize(), plan, importance)
+    """Quantize a stored matrix that needs no other matrix, nor inputs besides `importance`.
+
+    Raises `WeightsError` that names the matrix, if its weights are not finite or too large.
+    """
+    try:
+        return piece_of(tensor.name, tensor.dequantize(), plan, importance)
+    except WeightsError as error:
+        raise WeightsError(f"{tensor.name}: {error}") from None
+
+
+def finite(name: str, numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return numbers. Raises `WeightsError` that names them, if one is not finite."""
+    if not numbers.isfinite().all():
+        raise WeightsError(
+            f"{name} has a number that is not finite; only finite weights can be quantized."
+        )
+    return numbers
 
 
 def piece_of(

@@ -405,7 +405,8 @@ def _nested(parts: Parts, values: Values, num_groups: int, row_groups: int) -> N
     is_number = isinstance(offset, int | float) and not isinstance(offset, bool)
     if not is_number or not abs(offset) < 1e30:
         raise FileFormatError(
-            f"{values.where}: nested_offset must be a number below 1e30, not {reprlib.repr(offset)}."
+            f"{values.where}: nested_offset must be a number below 1e30, not "
+            f"{reprlib.repr(offset)}."
         )
     num_blocks = math.ceil(num_groups / block)
     return Nested(
