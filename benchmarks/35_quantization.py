@@ -104,20 +104,24 @@ def by_gptq(shared: SharedInput, grid: Grid, _: Checkpoint, **options: Any) -> d
     }
 
 
-METHODS: dict[str, Method] = {"RTN": by_rounding, "AWQ": by_awq, "GPTQ": by_gptq}
+METHODS: dict[str, Method] = {  # GPTQ as `minigen quantize` has it
+    "RTN": by_rounding,
+    "AWQ": by_awq,
+    "GPTQ": partial(by_gptq, act_order=True, clip_search=True),
+}
 VARIANTS: dict[str, tuple[Method, bool]] = {  # and whether later layers see the quantized ones
-    "RTN": (by_rounding, False),
+    "GPTQ, not clipped": (partial(by_gptq, act_order=True), True),
+    "GPTQ, in the columns' order": (partial(by_gptq, clip_search=True), True),
+    "GPTQ, neither": (by_gptq, True),
+    "GPTQ, damping 0.1": (
+        partial(by_gptq, act_order=True, clip_search=True, damping=0.1),
+        True,
+    ),
+    "GPTQ, not sequential": (partial(by_gptq, act_order=True, clip_search=True), False),
+    "AWQ, not clipped": (partial(by_awq, clip_search=False), True),
+    "AWQ, not sequential": (by_awq, False),
     "RTN, clipped": (partial(by_rounding, clip_search=True), False),
     "importance": (by_importance, False),
-    "AWQ": (by_awq, True),
-    "AWQ, not sequential": (by_awq, False),
-    "AWQ, without clipping": (partial(by_awq, clip_search=False), True),
-    "GPTQ": (by_gptq, True),
-    "GPTQ, not sequential": (by_gptq, False),
-    "GPTQ, act_order": (partial(by_gptq, act_order=True), True),
-    "GPTQ, static groups": (partial(by_gptq, static_groups=True), True),
-    "GPTQ, clipped": (partial(by_gptq, clip_search=True), True),
-    "GPTQ, act_order, clipped": (partial(by_gptq, act_order=True, clip_search=True), True),
 }
 
 
@@ -452,7 +456,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--parts", nargs="*", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--bits", nargs="*", type=int, default=BITS)
-    parser.add_argument("--calibration", type=int, default=64, help="windows to calibrate on")
+    parser.add_argument("--calibration", type=int, default=32, help="windows to calibrate on")
     parser.add_argument("--length", type=int, default=512, help="tokens of such a window")
     parser.add_argument("--windows", type=int, default=16, help="windows of 512 tokens to measure")
     parser.add_argument("--probes", type=int, default=2, help="windows for each sensitivity")

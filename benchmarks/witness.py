@@ -33,7 +33,7 @@ def _decimal(text: str) -> Any:
 
 
 def _number(text: str) -> decimal.Decimal:
-    """Return the number; one with an exponent past Decimal's range on the same side of all bounds."""
+    """Return the number; an exponent past Decimal's range becomes one that is beyond all bounds."""
     digits, _, exponent = text.lower().partition("e")
     limit = _LARGEST_EXPONENT
     return decimal.Decimal(f"{digits}e{max(-limit, min(limit, int(exponent or 0)))}")

@@ -1,7 +1,9 @@
 # ---
 # jupyter:
 #   jupytext:
+#     cell_metadata_filter: tags,nbgrader,editable,deletable,-all
 #     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -525,7 +527,8 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
 # little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules, and
 # rise where bytes do. The latency printed is that of one turn. The fit takes the all-reduce for a ring
-# (explained next), which has 2 turns on two ranks and 4 on three. (With fewer cores than ranks, a turn
+# (explained next), which has 2 turns on two ranks and 4 on three. In a turn each rank sends its share of the
+# bytes, so the line is turns × (latency + bytes / ranks / bandwidth). (With fewer cores than ranks, a turn
 # also waits for a core, so its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
@@ -1238,18 +1241,22 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
 # computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the same
-# requests. Request 2 returns on rank 1 only, because rank 1 has one block more. (An empty place is a
-# request that is done, as request 0 after its 12 tokens, or preempted. One that returns computes all
-# again: request 1 its prompt of 3 and its 10 tokens.) Now their messages have different sizes. In this
-# simulation both wait for ever; a real library may also stop with an error. The five others are worse
-# off: there the sizes happen to be the same (batches are filled up, here to multiples of 8, as engines
-# do; pale boxes compute several tokens), and sums are made of numbers that belong to different
-# requests. By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one
-# of request 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to
-# request 4, and they are added. It began in step 9, where only rank 1 ran request 3: its token there is
-# made from one rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead. Step 12
-# shows it: when request 3 comes back, rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done
-# with it one step earlier, before step 14. The steps that are not printed have equal batches.)
+# requests. Request 2 returns on rank 1 only, because rank 1 has one block more: a block holds 4 tokens
+# here, so the 13 tokens of request 1 need 4 blocks and the 9 of request 2 need 3, and rank 0 has only 6.
+# (An empty place is a request that is done, as request 0 after its 12 tokens, or preempted. One that
+# returns computes all again: request 1 its prompt of 3 and its 10 tokens.) Now their messages have
+# different sizes. In this simulation both wait for ever; a real library may also stop with an error.
+#
+# The five others are worse off: there the sizes happen to be the same (batches are filled up, here to
+# multiples of 8, as engines do; pale boxes compute several tokens), and sums are made of numbers that
+# belong to different requests.
+#
+# By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one of request
+# 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to request 4, and
+# they are added. It began in step 9, where only rank 1 ran request 3: its token there is made from one
+# rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead. Step 12 shows it: when
+# request 3 comes back, rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done with it
+# one step earlier, before step 14. The steps that are not printed have equal batches.)
 # No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks`
 # is mended, the picture shows what should be, and no such step is printed.)
 #

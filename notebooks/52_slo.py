@@ -1,7 +1,9 @@
 # ---
 # jupyter:
 #   jupytext:
+#     cell_metadata_filter: tags,nbgrader,editable,deletable,-all
 #     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -175,8 +177,8 @@ picture(
 # The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the time
 # that 99 of 100 requests stay below. And these slow requests, the **tail**, concern more people than it
 # seems, because a visit is not one request: a conversation has ten or more, and people remember its worst
-# one ([Dean and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask
-# many servers).
+# one. ([Dean and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) show it for pages that ask
+# many servers: the more servers, the more often a page waits for a slow one.)
 #
 # By hand: 3 of 100 requests are slow. A request is quick with probability 0.97, two requests are both
 # quick with 0.97 × 0.97 = 0.94, and twelve with $0.97^{12} = 0.69$. So 31 % of the visits of twelve
@@ -505,7 +507,8 @@ print(
 #
 # The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
 # step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
-# do smaller steps while many requests run. Together they are more than one gap in twenty.
+# do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
+# about one case of three (6 × 0.06 = 0.36). So far more than one gap in twenty is longer than 60 ms.
 #
 # ## What a million tokens costs
 #

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from minigen.server.metrics import BUCKETS, COUNTERS, GAUGES
-from minigen_course.ch52_slo.lesson import METRIC, QUERIES, queries
+from minigen_course.ch52_slo.lesson import METRIC, QUERIES, markdown_table, queries
 from minigen_course.lab.retries import PATIENCE, RATE, SERVICE, Clients, rate_of, storm
 
 
@@ -59,5 +59,7 @@ def test_queries_name_metrics_that_the_server_exports(capsys: pytest.CaptureFixt
     page = "\n".join(f'{name}{{model_name="m"}} 0.0' for name in sorted(known))
     queries(page)
     assert "histogram_quantile" in capsys.readouterr().out
+    for row in markdown_table(QUERIES).splitlines():
+        assert len(re.findall(r"(?<!\\)\|", row)) == 3, "two cells, whatever bars a query has"
     with pytest.raises(ValueError, match="exports no"):
         queries(page.replace("minigen:kv_cache", "minigen:cache"))

@@ -158,6 +158,8 @@ def _by_gptq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) 
                 weight,
                 shared.statistics.hessian,
                 plan.grids[name],
+                act_order=True,
+                clip_search=True,
                 scale_dtype=plan.scale_dtype,
             ),
             plan,

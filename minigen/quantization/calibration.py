@@ -5,6 +5,14 @@ linear layers that record their inputs, its matrices are quantized, and the laye
 the quantized matrices, so that the next layer is calibrated on the inputs that it will really have
 (the order of GPTQ, Frantar et al. 2022, section 4). Memory: one layer in float32, its Hessians
 (4 * columns^2 bytes per input), and one hidden state per token.
+
+**The first token counts more.** Most heads put much of their attention on a text's first token (an
+attention sink, Xiao et al. 2023), whose value is small, so that little is added. It is one token of
+hundreds: GPTQ repays the errors of the others with its value, which all tokens then read. On
+SmolLM2 in 4 bits the values' matrices alone then do more harm than rounding to nearest. So for the
+inputs of Q, K and V the first token of a window counts as often as all others together. RSQ (Sung
+et al. 2025) weighs all tokens by the attention that they get; IntactKV (Liu et al. 2024) keeps the
+keys and values of such tokens as they were.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +41,14 @@ from minigen.protocols import Linear
 class InputStatistics:
     """What calibration keeps of one input of `columns` channels, summed over its tokens.
 
-    `hessian` is X^T X. With it the squared error of a linear layer's outputs, over all the tokens
-    that were seen, is known without the tokens: see `output_error`.
+    `hessian` is X^T X; a token may count several times in it, and `weight` is the sum. With it the
+    squared error of a linear layer's outputs, over all the tokens that were seen, is known without
+    the tokens: see `output_error`.
     """
 
     columns: int
     num_tokens: int = 0
+    weight: int = 0
     hessian: Float[Tensor, "columns columns"] = field(init=False)
     sum_abs: Float[Tensor, " columns"] = field(init=False)
     max_abs: Float[Tensor, " columns"] = field(init=False)
@@ -48,11 +58,13 @@ class InputStatistics:
         self.sum_abs = torch.zeros(self.columns)
         self.max_abs = torch.zeros(self.columns)
 
-    def add(self, x: Float[Tensor, "tokens columns"]) -> None:
-        """Count the inputs of some more tokens."""
+    def add(self, x: Float[Tensor, "tokens columns"], first_counts: int = 1) -> None:
+        """Count some more tokens' inputs, the first of them `first_counts` times in the Hessian."""
         x = x.float()
         self.num_tokens += len(x)
+        self.weight += len(x) - 1 + first_counts
         self.hessian.addmm_(x.T, x)
+        self.hessian.addr_(x[0], x[0], alpha=first_counts - 1)
         self.sum_abs += x.abs().sum(0)
         self.max_abs = torch.maximum(self.max_abs, x.abs().amax(0))
 
@@ -63,25 +75,30 @@ class InputStatistics:
 
     @property
     def mean_square(self) -> Float[Tensor, " columns"]:
-        """The mean square of each channel: llama.cpp's importance matrix."""
-        return self.hessian.diagonal() / max(self.num_tokens, 1)
+        """The mean square of each channel: llama.cpp's importance matrix, but for first tokens."""
+        return self.hessian.diagonal() / max(self.weight, 1)
 
     def output_error(self, change: Float[Tensor, "rows columns"]) -> float:
         """Return the mean squared change of a token's outputs if the weights change by `change`.
 
-        This is |X change^T|^2 / tokens = trace(change H change^T) / tokens, summed over the rows.
+        This is |X change^T|^2 / tokens = trace(change H change^T) / tokens, summed over the rows; a
+        token that counts several times is several tokens.
         """
         change = change.float()
         total = (change @ self.hessian * change).sum(dtype=torch.float64)
-        return float(total) / max(self.num_tokens, 1)
+        return float(total) / max(self.weight, 1)
 
 
 @dataclass(frozen=True)
 class RecordingLinear:
-    """A linear layer that adds each of its inputs to `statistics`."""
+    """A linear layer that adds each of its inputs, a window, to `statistics`.
+
+    If it `makes_values`, the first token counts as much as all others of its window together.
+    """
 
     linear: Linear
     statistics: InputStatistics
+    makes_values: bool = False
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -91,7 +108,7 @@ class RecordingLinear:
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        self.statistics.add(x)
+        self.statistics.add(x, max(len(x) - 1, 1) if self.makes_values else 1)
         return self.linear(x)
 
 
@@ -193,8 +210,13 @@ def _recording(recorded: dict[tuple[str, ...], RecordingLinear]) -> MakeLinear:
     make = replaced_linear({})
 
     def recording(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
-        linear = RecordingLinear(make(weights, biases), InputStatistics(weights[0].shape[1]))
-        recorded[tuple(each.name for each in weights)] = linear
+        names = tuple(each.name for each in weights)
+        linear = RecordingLinear(
+            make(weights, biases),
+            InputStatistics(weights[0].shape[1]),
+            makes_values=any(name.endswith(".v_proj.weight") for name in names),
+        )
+        recorded[names] = linear
         return linear
 
     return recording

@@ -1,7 +1,7 @@
 """Diagnosis as a method: broken systems, and the vital signs of a run before and after a change."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -378,7 +378,12 @@ def queries(page: str) -> None:
         for name in METRIC.findall(query):
             if name not in exported:
                 raise ValueError(f"The server exports no {name}, which {query} names.")
-    rows = ["| what | PromQL |", "|---|---|"]
-    rows += [f"| {what} | `{query}` |" for what, query in QUERIES.items()]
-    text = "\n".join(rows)
-    display({"text/markdown": text, "text/plain": text}, raw=True)
+    table = markdown_table(QUERIES)
+    display({"text/markdown": table, "text/plain": table.replace(r"\|", "|")}, raw=True)
+
+
+def markdown_table(queries: Mapping[str, str]) -> str:
+    """Return a table of queries; a bar in one is escaped, because it would end the cell."""
+    escaped = {what: query.replace("|", r"\|") for what, query in queries.items()}
+    rows = [f"| {what} | `{query}` |" for what, query in escaped.items()]
+    return "\n".join(["| what | PromQL |", "|---|---|", *rows])

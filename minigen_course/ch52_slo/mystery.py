@@ -352,8 +352,8 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         f"bytes, so twice the blocks fit, and a step reads less. (The scales that 8 bits need, a "
         f"few percent, are left out here, and so is what the rounding costs in quality.)",
         moved="Yes. Preemption is gone and the first token comes in time, but most requests "
-        "still fail: each prompt of a thousand tokens is computed in one step, so the text "
-        "stutters as in system 2. The same knob helps.",
+        "still fail: each prompt of a thousand tokens is computed in one step, or two that wait in "
+        "one, so the text stutters as in system 2. The same knob helps.",
     )
 
 
@@ -483,7 +483,7 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         ("waiting, at most", "TTFT p99"),
         tenant="other",
         why="One key's flood holds all 32 batch slots and the whole queue. First come first served "
-        "is fair to requests, and not to people. With a limit per key, the flood gets what fits "
+        "is fair to requests but not to people. With a limit per key, the flood gets what fits "
         "beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the others "
         "need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the machine "
         f"they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 for the "
