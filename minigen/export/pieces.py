@@ -1,5 +1,8 @@
 """Makes the piece of one matrix: its method's result in the form of the output's file format."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,14 +27,18 @@ from minigen.quantization.smoothquant import round_rows_to_int8
 def plain_piece(
     tensor: StoredTensor, plan: Plan, importance: Float[Tensor, " columns"] | None = None
 ) -> Piece:
-    """Quantize a stored matrix that needs no other matrix, nor inputs besides `importance`.
-
-    Raises `WeightsError` that names the matrix, if its weights are not finite or too large.
-    """
-    try:
+    """Quantize a stored matrix that needs no other matrix, nor inputs besides `importance`."""
+    with naming(tensor.name):
         return piece_of(tensor.name, tensor.dequantize(), plan, importance)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put a tensor's name before the message of a `WeightsError`."""
+    try:
+        yield
     except WeightsError as error:
-        raise WeightsError(f"{tensor.name}: {error}") from None
+        raise WeightsError(f"{name}: {error}") from None
 
 
 def finite(name: str, numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
