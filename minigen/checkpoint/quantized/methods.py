@@ -405,13 +405,8 @@ def _nested(parts: Parts, values: Values, num_groups: int, row_groups: int) -> N
     is_number = isinstance(offset, int | float) and not isinstance(offset, bool)
     if not is_number or not abs(offset) < 1e30:
         raise FileFormatError(
-<<<<<<< HEAD
-            f"{values.where}: nested_offset must be a number below 1e30, "
-            f"not {reprlib.repr(offset)}."
-=======
             f"{values.where}: nested_offset must be a number below 1e30, not "
             f"{reprlib.repr(offset)}."
->>>>>>> w-rev27
         )
     num_blocks = math.ceil(num_groups / block)
     return Nested(
