@@ -27,7 +27,7 @@
 # | `round_by_groups` | core | 10 | 15 min |
 # | `search_factors` | core | 10 | 20 min |
 # | `round_columns` | core | 10 | 25 min |
-# | `choose_bits` | core | 10 | 20 min |
+# | `choose_bits` | core | 10 | 25 min |
 # | `residual_window` | stretch | 15 | 10 min |
 # | bug hunt: `minus_one` | core | 10 | 15 min |
 # | bug hunt: `nibble_order` | core | 10 | 20 min |
@@ -118,9 +118,11 @@ mine = check(35, pack_nibbles=pack_nibbles)
 
 # %%
 import torch
+from minigen.kv_cache.quantized import unpack
 
 packed = mine(torch.arange(16, dtype=torch.uint8))
 print([f"{each:02x}" for each in packed.tolist()])
+print("as minigen's KV cache reads them:", unpack(packed, 4).tolist())
 
 # %% [markdown]
 # **Harder.** Write the way back: `unpack_nibbles(packed, count)`. Then pack codes of 3 bits without gaps: which of them lie in two bytes, and after how many bytes does the pattern repeat?
@@ -251,14 +253,20 @@ mine = check(35, round_columns=round_columns)
 
 # %%
 import torch
-from minigen.quantization.gptq import inverse_factor
+from minigen.quantization.gptq import gptq, inverse_factor
+from minigen.quantization.grid import Grid, relative_error, round_to_nearest
+from minigen_course.ch35_quantization.lesson import column_rounder
 
 x = torch.randn(512, 64) @ torch.randn(64, 64)
-weight = torch.randn(16, 64)
-nearest = lambda column, _: (2 * column).round() / 2
-rounded = mine(weight, inverse_factor(x.T @ x, 0.01), nearest)
-for name, each in (("GPTQ", rounded), ("nearest", nearest(weight, 0))):
-    print(f"{name}: {float((x @ (each - weight).T).norm() / (x @ weight.T).norm()):.4f} of the outputs")
+weight, grid = torch.randn(16, 64), Grid(3, 32, symmetric=False)
+found = {
+    "yours": mine(weight, inverse_factor(x.T @ x, 0.01), column_rounder(weight, grid)),
+    "minigen's": gptq(weight, x.T @ x, grid, static_groups=True).dequantize(),
+    "to nearest": round_to_nearest(weight, grid).dequantize(),
+}
+for name, each in found.items():
+    wrong = [relative_error(weight, each), relative_error(x @ weight.T, x @ each.T)]
+    print(f"{name}: the weights are {100 * wrong[0]:.1f} % wrong, the outputs {100 * wrong[1]:.1f} %")
 
 # %% [markdown]
 # **Harder.** Take the columns in the order of their inputs, the largest first (`act_order`): permute the matrix and X^T X, and put the result back. Which matrices gain from it? Then apply the errors of 128 columns at a time to the columns after them, in one product: the same result, and faster.
@@ -266,7 +274,7 @@ for name, each in (("GPTQ", rounded), ("nearest", nearest(weight, 0))):
 # %% [markdown]
 # ## choose_bits
 #
-# *Core, 10 points, about 20 minutes.*
+# *Core, 10 points, about 25 minutes.*
 #
 # Choose the bits of each matrix within `max_bytes`. `options` has for each matrix its choices (bits, bytes, loss), from few bits to many. All matrices begin with their first choice. Then look at the step of each matrix from its choice to its next one, and of the steps that still fit make the one with the largest loss saved per byte; go on until no step fits that saves loss. Return the bits by matrix. If the first choices do not fit, raise `ValueError` with a sentence.
 
@@ -296,12 +304,17 @@ mine = check(35, choose_bits=choose_bits)
 # Try it:
 
 # %%
+from minigen.quantization.mixed import Choice, choose_exhaustively, choose_greedily
+
 options = {
     "attention": [(2, 100, 6.0), (3, 150, 2.0), (4, 200, 1.0)],
     "mlp": [(2, 400, 9.0), (3, 600, 3.0), (4, 800, 1.0)],
 }
-for max_bytes in (500, 600, 800, 1000):
-    print(max_bytes, mine(options, max_bytes))
+choices = {name: [Choice(str(own[0]), *own[1:]) for own in each] for name, each in options.items()}
+for max_bytes in (500, 600, 700, 800, 1000):
+    found = [choose(choices, max_bytes) for choose in (choose_greedily, choose_exhaustively)]
+    its, best = ({name: int(each.form) for name, each in one.choices.items()} for one in found)
+    print(f"{max_bytes} bytes: yours {mine(options, max_bytes)}, minigen's {its}, the best {best}")
 
 
 # %% [markdown]

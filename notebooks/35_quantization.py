@@ -236,7 +236,7 @@ guess_bits = predict(
 # the second in its high half. That is one convention of several, and most mistakes with quantized files are
 # about them. GGUF's blocks put codes 0 to 15 in the low halves and codes 16 to 31 in the high ones.
 # bitsandbytes puts the first code of a pair *high*. GPTQ and AWQ pack eight codes in a 32-bit word, along
-# different axes and in different orders. The next exercise packs codes in the first way, and back.
+# different axes and in different orders. The next exercise packs codes in the first way.
 
 # %%
 task(35, "pack_nibbles")

@@ -1265,7 +1265,7 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # What papers and guides say, beside what this notebook found. The outcomes are computed from the
 # numbers.
 
-# %%
+# %% jupyter={"source_hidden": true}
 nvlink = LINKS["NVLink 4"]
 of_latency = nvlink.all_reduce_seconds(0, 8) / nvlink.all_reduce_seconds(message, 8)
 own_heads = len(span(whole.config, "kv_heads", 0, 3)) // whole.config.head_dim

@@ -132,9 +132,15 @@ def test_divergences_are_never_negative(seed: int) -> None:
     assert kl_divergence(a, a + 3) == pytest.approx(torch.zeros(3).numpy(), abs=1e-12)
 
 
+def test_a_reference_whose_logits_are_no_numbers_is_named() -> None:
+    rows, spoiled = constant([0.0, 1.0]), constant([0.0, math.nan])
+    with pytest.raises(MinigenError, match="The reference's logits are not numbers"):
+        score(rows, spoiled, [0, 1, 0], windows_of(3, 3, 1, bos=False), None)
+
+
 def test_logits_that_are_no_numbers_are_an_error() -> None:
     rows = constant([0.0, math.nan])
-    with pytest.raises(MinigenError, match="not numbers"):
+    with pytest.raises(MinigenError, match="The model's logits are not numbers"):
         score(rows, None, [0] * 5, windows_of(5, 5, 2, bos=False), None)
 
 
@@ -329,6 +335,7 @@ def test_a_mistake_gets_one_sentence(tiny_directory: Path, tmp_path: Path) -> No
         (("--stride", "64"), OptionError, "stride 64 does not fit windows of 64"),
         (("--max-tokens", "9"), OptionError, "too short for one window of 64"),
         (("--reference-weights", "int8"), OptionError, "needs --reference"),
+        (("--json", tmp_path / "no" / "x.json"), OptionError, "a folder that does not exist"),
         (("--reference", other), TokenizerError, "300 tokens, and the reference one of 301"),
     ):
         done = run(*options, *words)

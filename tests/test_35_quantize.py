@@ -29,6 +29,8 @@ from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from minigen.tokenizer.tokenizer import Tokenizer
+from tests.quantized_files import SCHEMES as QUANTIZED
+from tests.quantized_files import modules, save, tensors_of
 from tests.test_12_tokenizer import HARD_TEXTS, WITNESSES, _llama, _save, _trained
 from tests.test_cli import main
 from tests.tiny_gguf import LAYERS, write_tiny
@@ -650,6 +652,33 @@ def test_an_output_that_exists_is_never_touched(source: Path, tmp_path: Path) ->
     assert not (tmp_path / "out.gguf.partial").exists()
 
 
+def test_a_link_to_nothing_is_an_output_that_exists(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.symlink_to(tmp_path / "elsewhere.gguf")
+    with pytest.raises(OptionError, match=r"out\.gguf exists"):
+        made(source, out, "q4_0")
+    assert out.is_symlink()
+
+
+def test_a_folder_without_a_finished_matrix_is_no_obstacle(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with pytest.raises(Interruption):
+        quantize_model(source, out, QuantizeOptions("q4_0"), interrupted(0))
+    assert (tmp_path / "out.gguf.partial").exists()
+    made(source, out, "q4_1")
+
+
+def test_a_changed_configuration_is_another_source(tmp_path: Path) -> None:
+    save_directory(tmp_path / "in", "llama")
+    with pytest.raises(Interruption):
+        quantize_model(tmp_path / "in", tmp_path / "out", QuantizeOptions("int8"), interrupted(3))
+    path = tmp_path / "in" / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "rms_norm_eps": 1e-3}), encoding="utf-8")
+    with pytest.raises(OptionError, match="the beginning of an output with another source"):
+        made(tmp_path / "in", tmp_path / "out", "int8")
+
+
 def test_two_processes_do_not_work_on_one_output(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out.gguf.partial"
     folder.mkdir()
@@ -683,6 +712,28 @@ def test_a_full_disk_is_said_before_and_while_writing(
             made(source, out, "q4_0")
     assert not out.exists()
     assert made(source, out, "q4_0").num_found == 4
+
+
+def test_a_disk_that_fills_up_while_the_output_is_written_is_called_full(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy's `tofile` raises an error without a number, tokenizers' `save` a bare Exception."""
+    for out, name in (
+        ("out.gguf", "gguf_writer.write_gguf"),
+        ("out", "directory_writer._write_json"),
+    ):
+
+        def fills(*arguments: Any) -> None:
+            with Path("/dev/full").open("wb") as full:
+                np.zeros(10**6).tofile(full)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"minigen.export.{name}", fills)
+            with pytest.raises(DiskError, match="the disk is full; what was finished stays"):
+                made(source, tmp_path / out, "int8")
+        assert not (tmp_path / out).exists()
+        report = made(source, tmp_path / out, "int8")
+        assert report.num_found == report.num_made
 
 
 def test_a_damaged_piece_is_named(source: Path, tmp_path: Path) -> None:
@@ -749,6 +800,60 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(sourc
 def test_options_that_a_scheme_does_not_take_are_refused(given: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("(", r"\(")):
         QuantizeOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "out", "more", "message"),
+    [
+        ("rtn", "out.gguf", {"bits": 0}, "2 to 8 bits per weight, not 0"),
+        ("mixed", "out", {"target_bits": 2.0}, r"2 is too small: 2 bits .* take 2\.25 per weight"),
+        ("mixed", "out.gguf", {"target_bits": 4.0}, r"4 is too small: 4 bits .* take 4\.5 per"),
+        ("mixed", "o.gguf", {"target_bits": 4.9, "symmetric": False}, r"take 5 per weight"),
+    ],
+)
+def test_impossible_bits_are_refused_before_any_work(
+    scheme: str, out: str, more: Any, message: str, source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        made(source, tmp_path / out, scheme, **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mixed_bits_in_a_gguf_may_be_asymmetric(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out.gguf", "mixed", target_bits=5.5, symmetric=False)
+    tensors = open_checkpoint(tmp_path / "out.gguf").tensors
+    kinds = {each.kind for name, each in tensors.items() if ".layers." in name and each.shape[1:]}
+    assert kinds == {"Q4_1", "Q5_1"}
+
+
+def test_rows_that_are_no_blocks_of_nf4_are_refused_before_any_work(tmp_path: Path) -> None:
+    tensors, _ = tensors_of(QUANTIZED["int rows"])
+    plain = {name: each for name, each in tensors.items() if each.dtype == torch.bfloat16}
+    weights = {f"{module}.weight": torch.ones(shape) for module, shape in modules().items()}
+    path = save(tmp_path / "in", {**plain, **weights}, None)
+    with pytest.raises(OptionError, match=r"blocks of 64 .*down_proj\.weight has rows of 96"):
+        make_plan(open_checkpoint(path), QuantizeOptions("nf4"), False)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q4_k", "f16", "rtn", "fp8", "w8a8", "gptq", "mixed"])
+def test_a_weight_that_is_no_number_is_named(scheme: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path)
+    path.with_name("text.txt").write_text(TEXT * 40, encoding="utf-8")
+    reader = gguf.GGUFReader(path, "r+")
+    damaged = next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight")
+    damaged.data[3, 4] = np.nan
+    reader.data.flush()
+    out = "out.gguf" if SCHEMES[scheme].kind else "out"
+    with pytest.raises(WeightsError, match=r"^model\.layers\.1\.mlp\.down_proj\.weight"):
+        made(path, tmp_path / out, scheme)
+
+
+def test_a_minimum_that_float16_cannot_hold_is_refused() -> None:
+    weight = torch.tensor([[-1e6, 0.0] * 16])
+    matrix = round_to_nearest(weight, Grid(4, 32, False))
+    with pytest.raises(WeightsError, match="begins below -65504, which the float16 minimum"):
+        gguf_blocks.blocks_of_matrix(matrix)
 
 
 def test_schemes_and_outputs_must_fit(source: Path, tmp_path: Path) -> None:

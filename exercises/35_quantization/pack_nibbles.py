@@ -10,9 +10,11 @@ With a hint:  minigen check exercises/35_quantization/pack_nibbles.py --hint 1
 Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
+    from minigen.kv_cache.quantized import unpack
 
     packed = mine(torch.arange(16, dtype=torch.uint8))
     print([f"{each:02x}" for each in packed.tolist()])
+    print("as minigen's KV cache reads them:", unpack(packed, 4).tolist())
 
 Harder: Write the way back: `unpack_nibbles(packed, count)`. Then pack codes of 3 bits without
 gaps: which of them lie in two bytes, and after how many bytes does the pattern repeat?

@@ -12,14 +12,20 @@ With a hint:  minigen check exercises/35_quantization/round_columns.py --hint 1
 Try it, in a notebook or a script, with `mine` as your part:
 
     import torch
-    from minigen.quantization.gptq import inverse_factor
+    from minigen.quantization.gptq import gptq, inverse_factor
+    from minigen.quantization.grid import Grid, relative_error, round_to_nearest
+    from minigen_course.ch35_quantization.lesson import column_rounder
 
     x = torch.randn(512, 64) @ torch.randn(64, 64)
-    weight = torch.randn(16, 64)
-    nearest = lambda column, _: (2 * column).round() / 2
-    rounded = mine(weight, inverse_factor(x.T @ x, 0.01), nearest)
-    for name, each in (("GPTQ", rounded), ("nearest", nearest(weight, 0))):
-        print(f"{name}: {float((x @ (each - weight).T).norm() / (x @ weight.T).norm()):.4f} of the outputs")
+    weight, grid = torch.randn(16, 64), Grid(3, 32, symmetric=False)
+    found = {
+        "yours": mine(weight, inverse_factor(x.T @ x, 0.01), column_rounder(weight, grid)),
+        "minigen's": gptq(weight, x.T @ x, grid, static_groups=True).dequantize(),
+        "to nearest": round_to_nearest(weight, grid).dequantize(),
+    }
+    for name, each in found.items():
+        wrong = [relative_error(weight, each), relative_error(x @ weight.T, x @ each.T)]
+        print(f"{name}: the weights are {100 * wrong[0]:.1f} % wrong, the outputs {100 * wrong[1]:.1f} %")
 
 Harder: Take the columns in the order of their inputs, the largest first (`act_order`): permute
 the matrix and X^T X, and put the result back. Which matrices gain from it? Then apply the

@@ -189,11 +189,13 @@ def _score_rows(logits: Tensor, reference: Tensor | None, targets: Tensor) -> li
         others = reference.to("cpu", torch.float64)
         scores += [token_logprobs(others, targets), kl_divergence(others, own)]
         scores.append(same_top(others, own))
-    if any(each.isnan().any() for each in scores):
-        raise MinigenError(
-            "The model's logits are not numbers: its weights are damaged, or too large for the "
-            "dtype of the computation (try weights='float32')."
-        )
+    roles = ("model", "reference", "model")  # by which of the two each column is spoiled first
+    for role, column in zip(roles, scores, strict=False):
+        if column.isnan().any():
+            raise MinigenError(
+                f"The {role}'s logits are not numbers: its weights are damaged, or too large for "
+                "the dtype of the computation (try weights='float32')."
+            )
     return scores
 
 

@@ -139,7 +139,7 @@ def _q6_k(blocks: Blocks) -> Numbers:
 
 
 # IQ4_NL and IQ4_XS: sixteen levels that lie closer together near zero.
-_IQ4_LEVELS = torch.tensor(
+IQ4_LEVELS = torch.tensor(
     [-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 )
 # MXFP4 and NVFP4: E2M1 numbers, doubled so that they are whole; the scales are halved.
@@ -151,7 +151,7 @@ def _levels(table: Float[Tensor, " levels"], codes: UInt8[Tensor, "*shape"]) -> 
 
 
 def _iq4_nl(blocks: Blocks) -> Numbers:
-    return _levels(_IQ4_LEVELS, _nibbles(blocks[..., 2:])) * _float(blocks[..., :2])
+    return _levels(IQ4_LEVELS, _nibbles(blocks[..., 2:])) * _float(blocks[..., :2])
 
 
 def _iq4_xs(blocks: Blocks) -> Numbers:
@@ -160,7 +160,7 @@ def _iq4_xs(blocks: Blocks) -> Numbers:
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], dim=-1).flatten(-2)
     scales = _float(blocks[..., :2]) * ((low | high).view(torch.int8) - 32).float()
     fours = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))
-    return (_levels(_IQ4_LEVELS, fours) * scales.unsqueeze(-1)).flatten(-2)
+    return (_levels(IQ4_LEVELS, fours) * scales.unsqueeze(-1)).flatten(-2)
 
 
 def _tq1_0(blocks: Blocks) -> Numbers:

@@ -240,16 +240,24 @@ def _tensors_of_file(
 ) -> Iterator[tuple[str, RawTensor]]:
     try:
         if sizes is not None:
-            yield from _described_tensors(path, sizes[path.name])
+            for name, each in _described_tensors(path, sizes[path.name]):
+                yield _printable(path, name), each
             return
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                yield name, RawTensor(path, name, file.get_tensor(name))
+                yield _printable(path, name), RawTensor(path, name, file.get_tensor(name))
     except FileNotFoundError:
         raise FileFormatError(f"{path} is missing.") from None
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileFormatError(f"{path} is not a valid safetensors file: {reason}.") from None
+
+
+def _printable(path: Path, name: str) -> str:
+    """Return a tensor's name; it must be printable, because errors may show it."""
+    if not name.isprintable():
+        raise FileFormatError(f"{path} has a tensor whose name is not printable: {name[:80]!r}.")
+    return name
 
 
 def _described_tensors(path: Path, num_bytes: int) -> Iterator[tuple[str, RawTensor]]:

@@ -111,6 +111,8 @@ def perplexity(
     """
     if reference is None and reference_weights is not None:
         raise OptionError("--reference-weights needs --reference, which names the model.")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise OptionError(f"--json {json_file} is in a folder that does not exist.")
     words = read_text(text)
     cut = Cut(context, stride or max(context // 2, 1), max_tokens, bos)
     with ExitStack() as stack:

@@ -17,7 +17,9 @@ def quantize(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="The model to quantize.")],
     out: Annotated[
         Path,
-        typer.Argument(help="A new .gguf file, or a new directory for all other names."),
+        typer.Argument(
+            metavar="OUT", help="A new .gguf file, or a new directory for all other names."
+        ),
     ],
     scheme: Annotated[
         str,
@@ -68,6 +70,8 @@ def quantize(
     The q kinds, mxfp4, f16 and bf16 are those of llama.cpp and make a .gguf file. w8a8, fp8 and
     nf4 make a directory of safetensors for vLLM and transformers. int4, int8, rtn, gptq, awq and
     mixed make either; in a .gguf they have groups of 32 and 4, 5 or 8 bits.
+
+    If unsure, take q8_0, which loses next to nothing, or q4_k, which takes half of its space.
 
     An interrupted run leaves OUT.partial, and the same command goes on with it.
 

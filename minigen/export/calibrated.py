@@ -19,7 +19,7 @@ from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.errors import OptionError
 from minigen.export.mixture import loss_names
 from minigen.export.partial import FLOATING, PartialOutput, Piece
-from minigen.export.pieces import dequantize, piece_of, piece_of_matrix
+from minigen.export.pieces import dequantize, finite, piece_of, piece_of_matrix
 from minigen.export.plan import Plan, QuantizeOptions
 from minigen.quantization.awq import (
     PRECEDING,
@@ -59,17 +59,19 @@ def read_windows(
         text = options.calibration.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
-            f"The calibration text {options.calibration} cannot be read: {error}."
+            f"The calibration text {options.calibration} cannot be read: "
+            f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}."
         ) from None
     tokenizer = checkpoint.tokenizer()
     most = options.calibration_tokens
     ids = tokenizer.encode(text[: 16 * most], add_special_tokens=False)[:most]
     framed = tokenizer.encode("a")
-    first = framed[:1] if framed[0] == tokenizer.bos_token_id else []
+    first = framed[:1] if framed[:1] == [tokenizer.bos_token_id] else []
     size = min(WINDOW, checkpoint.config.max_positions) - len(first)
     if len(ids) < min(size, most):
         raise OptionError(
-            f"{options.calibration} has {len(ids)} tokens; calibration needs at least {size}."
+            f"{options.calibration} has {len(ids)} tokens; calibration needs at least "
+            f"{min(size, most)}."
         )
     starts = range(0, max(len(ids) - size, 0) + 1, size)
     return [torch.tensor([*first, *ids[start : start + size]]) for start in starts]
@@ -106,6 +108,9 @@ def make_calibrated(
     inputs: list[SharedInput] = []
 
     def quantize(shared: SharedInput) -> Mapping[str, Tensor]:
+        for name, weight in shared.weights.items():
+            finite(name, weight)
+            finite(f"The calibration input of {name}", shared.statistics.mean_square)
         inputs.append(shared)
         if not any(name.endswith(_LAST) for name in shared.weights):
             return {}

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from minigen.errors import OptionError
 from minigen.export.calibrated import extra_names, make_calibrated, read_windows
 from minigen.export.directory_writer import DirectoryOutput
 from minigen.export.gguf_blocks import block_size
 from minigen.export.gguf_writer import GGUFOutput
-from minigen.export.mixture import DEFAULT_TARGET, TOKENS, choose_bits
-from minigen.export.partial import PartialOutput, identity_of, partial_output, require_space
+from minigen.export.mixture import DEFAULT_TARGET, TOKENS, check_target, choose_bits
+from minigen.export.partial import (
+    PartialOutput,
+    identity_of,
+    partial_output,
+    refuse_existing,
+    require_space,
+)
 from minigen.export.pieces import plain_piece
 from minigen.export.plan import Plan, QuantizeOptions, make_plan
 from minigen.hub.pypi import Progress, format_bytes
 
-_VERSION = 1  # of the pieces; to be raised when a method gives other bytes
+_VERSION = 2  # of the pieces; to be raised when a method gives other bytes
 _LABEL, _MEASURING = "quantizing", "measuring sensitivity"
 
 
@@ -63,10 +68,12 @@ def quantize_model(
     possible.
     """
     checkpoint = open_checkpoint(path)
-    to_gguf = out.suffix == ".gguf"
-    if out.exists():
-        raise OptionError(f"{out} exists; name another output, or remove it.")
+    to_gguf = out.suffix.lower() == ".gguf"
+    refuse_existing(out)
     plan = make_plan(checkpoint, options, to_gguf)
+    target_bits = options.target_bits or DEFAULT_TARGET
+    if plan.method == "mixed":
+        check_target(checkpoint, plan, target_bits)
     make_output: type[GGUFOutput | DirectoryOutput] = GGUFOutput if to_gguf else DirectoryOutput
     output = make_output(checkpoint, plan)
     windows = read_windows(checkpoint, options)
@@ -76,7 +83,6 @@ def quantize_model(
         num_found = sum(partial.has(name) for name in plan.made)
         tell = _teller(checkpoint, plan, partial, progress)
         if plan.method == "mixed":
-            target_bits = options.target_bits or DEFAULT_TARGET
             tell_layer = _layer_teller(checkpoint, progress)
             window = windows[0][:TOKENS]
             plan = choose_bits(checkpoint, plan, target_bits, partial, window, tell_layer)

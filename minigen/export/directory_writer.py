@@ -186,7 +186,8 @@ def _llama3_scaling(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _write_tokenizer(checkpoint: Checkpoint, metadata: Mapping[str, Any], folder: Path) -> None:
     backend = read_vocabulary(metadata).backend
-    backend.save(str(folder / "tokenizer.json"))
+    text = backend.to_str(pretty=True)  # `save` raises a bare Exception on a full disk
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

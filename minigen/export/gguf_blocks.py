@@ -45,8 +45,8 @@ FALLBACKS = {
     **{"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
     **{"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"},
 }
-_OF_GRID = {(4, True): "Q4_0", (4, False): "Q4_1", (5, True): "Q5_0", (5, False): "Q5_1"}
-_OF_GRID[8, True] = "Q8_0"
+KIND_OF_GRID = {(4, True): "Q4_0", (4, False): "Q4_1", (5, True): "Q5_0", (5, False): "Q5_1"}
+KIND_OF_GRID[8, True] = "Q8_0"
 GROUP = 32  # of the kinds that hold a grid
 _LARGEST = 65504.0  # of float16, the type of every block's scale
 _CHUNK = 2**19  # numbers; bounds the memory of the tries of a quantizer
@@ -119,7 +119,7 @@ def dequantize_rows(data: RowBytes, kind: str) -> Float[Tensor, "rows columns"]:
 
 def kind_of_grid(bits: int, group_size: int, symmetric: bool) -> str:
     """Return the kind whose blocks are groups of this grid; `OptionError` if there is none."""
-    kind = _OF_GRID.get((bits, symmetric)) if group_size == GROUP else None
+    kind = KIND_OF_GRID.get((bits, symmetric)) if group_size == GROUP else None
     if kind is None:
         raise OptionError(
             f"GGUF has no kind for {bits} bits in groups of {group_size} "
@@ -142,6 +142,11 @@ def blocks_of_matrix(matrix: QuantizedMatrix) -> tuple[str, RowBytes]:
     header = scales.view(torch.uint8)
     if not grid.symmetric:
         minima = (-matrix.zeros.float().unsqueeze(-1) * scales.float()).half()
+        if not minima.isfinite().all():
+            raise WeightsError(
+                f"A group of a matrix of shape {matrix.shape} begins below -{_LARGEST:g}, which "
+                f"the float16 minimum of {kind} cannot hold."
+            )
         header = torch.cat([header, minima.view(torch.uint8)], dim=-1)
     if grid.bits == 8:
         return kind, torch.cat([header, codes ^ 128], dim=-1).flatten(-2)  # code - 128, as int8

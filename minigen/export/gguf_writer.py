@@ -30,6 +30,7 @@ from minigen.export.gguf_metadata import (
     rope_divisors,
 )
 from minigen.export.partial import PartialOutput
+from minigen.export.pieces import naming
 from minigen.export.plan import Plan, is_stored_as
 
 _QUANTIZATION_VERSION = 2
@@ -131,7 +132,8 @@ class GGUFOutput:
             else:
                 numbers = stored.dequantize()
                 column = numbers if numbers.dim() == 2 else numbers.unsqueeze(-1)
-                raw = quantize_rows(column, kind)
+                with naming(name):
+                    raw = quantize_rows(column, kind)
             return rows_in_file(name, raw, self._checkpoint.config)
 
         num_bytes = self._num_bytes(name, stored.shape)

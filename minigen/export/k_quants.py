@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from minigen.checkpoint.quant_formats import IQ4_LEVELS
+
 Weights = Float[Tensor, "blocks block_size"]
 Blocks = UInt8[Tensor, "blocks block_bytes"]
 SubBlocks = Float[Tensor, "blocks parts part_size"]
@@ -32,7 +34,6 @@ Half = Float[Tensor, "blocks 1"]
 _AFFINE_TRIES = tuple(step / 10 for step in range(-10, 11))  # codes more or fewer in the range
 _SYMMETRIC_TRIES = tuple(step / 10 for step in range(-9, 10))
 _NONLINEAR_TRIES = tuple(range(-7, 8))
-IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def quantize_q2_k(weights: Weights, importance: Weights | None = None) -> Blocks:
@@ -85,8 +86,7 @@ def quantize_q6_k(weights: Weights, importance: Weights | None = None) -> Blocks
 
 def quantize_iq4_nl(weights: Weights, importance: Weights | None = None) -> Blocks:
     """Quantize blocks of 32 weights to IQ4_NL, 18 bytes each: 4.5 bits per weight."""
-    values = torch.tensor(IQ4_NL_VALUES, dtype=torch.float32)
-    borders = (values[1:] + values[:-1]) / 2
+    values, borders = IQ4_LEVELS, (IQ4_LEVELS[1:] + IQ4_LEVELS[:-1]) / 2
     weighed = weights.square() if importance is None else importance
     widest = torch.take_along_dim(weights, weights.abs().argmax(-1, keepdim=True), -1)
     scale, most_gain = torch.zeros_like(widest), torch.zeros_like(widest)

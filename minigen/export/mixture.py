@@ -6,6 +6,7 @@ those of the original model is measured on a text. Engines fuse such matrices in
 have the same bits. The choice is the knapsack of `minigen.quantization.mixed`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.quant_formats import FORMATS
-from minigen.export.gguf_blocks import kind_of_grid
+from minigen.errors import OptionError
+from minigen.export.gguf_blocks import KIND_OF_GRID, kind_of_grid
 from minigen.export.partial import FLOATING, PartialOutput, Piece
+from minigen.export.pieces import finite
 from minigen.export.plan import Plan
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, rotary_tables
@@ -26,7 +29,6 @@ from minigen.quantization.grid import Grid, round_to_nearest
 from minigen.quantization.mixed import Choice, choose_greedily
 
 BITS = (2, 3, 4, 5, 6, 8)
-BITS_IN_GGUF = (4, 5, 8)
 TOKENS = 256  # on which each rounding is judged; the model runs over them about 700 times
 DEFAULT_TARGET = 4.5
 _UNITS = (
@@ -42,6 +44,19 @@ def loss_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(_losses_of(layer_id) for layer_id in range(checkpoint.config.num_layers))
 
 
+def check_target(checkpoint: Checkpoint, plan: Plan, target_bits: float) -> None:
+    """Raise `OptionError` if the fewest bits of every matrix, with scales, exceed the target."""
+    fewest = min(_bits_of(plan))
+    shapes = {name: checkpoint.tensors[name].shape for name in plan.grids}
+    least = sum(_num_bytes(_grid(plan, n, fewest), s, plan.to_gguf) for n, s in shapes.items())
+    total = sum(math.prod(shape) for shape in shapes.values())
+    if int(total * target_bits / 8) < least:
+        raise OptionError(
+            f"target_bits {target_bits:g} is too small: {fewest} bits are the fewest here, and "
+            f"with scales they take {math.ceil(800 * least / total) / 100:g} per weight."
+        )
+
+
 def choose_bits(
     checkpoint: Checkpoint,
     plan: Plan,
@@ -52,8 +67,8 @@ def choose_bits(
 ) -> Plan:
     """Return the plan with the bits of each matrix, of at most `target_bits` per weight.
 
-    The size counts scales, too. `tell` gets the number of layers that are measured. Raises
-    `OptionError` if even the fewest bits are too many.
+    The size counts scales, too. `tell` gets the number of layers that are measured. The target
+    must have passed `check_target`.
     """
     losses = _measure(checkpoint, plan, partial, window, tell)
     options: dict[str, tuple[Choice, ...]] = {}
@@ -121,14 +136,12 @@ def _measure(
 def _rounded(
     checkpoint: Checkpoint, plan: Plan, names: Sequence[str], bits: int
 ) -> dict[str, Tensor]:
-    return {
-        name: round_to_nearest(
-            checkpoint.tensors[name].dequantize(),
-            _grid(plan, name, bits),
-            scale_dtype=plan.scale_dtype,
-        ).dequantize()
-        for name in names
-    }
+    rounded = {}
+    for name in names:
+        weight = finite(name, checkpoint.tensors[name].dequantize())
+        grid = _grid(plan, name, bits)
+        rounded[name] = round_to_nearest(weight, grid, scale_dtype=plan.scale_dtype).dequantize()
+    return rounded
 
 
 class _Model:
@@ -200,7 +213,8 @@ def _losses_of(layer_id: int) -> str:
 
 
 def _bits_of(plan: Plan) -> tuple[int, ...]:
-    return BITS_IN_GGUF if plan.to_gguf else BITS
+    symmetric = next(iter(plan.grids.values())).symmetric
+    return tuple(n for n in BITS if not plan.to_gguf or (n, symmetric) in KIND_OF_GRID)
 
 
 def _num_bytes(grid: Grid, shape: tuple[int, ...], in_gguf: bool) -> int:

@@ -47,9 +47,11 @@ class Piece:
 def identity_of(path: Path) -> dict[str, Any]:
     """Return what tells a model from another one, or from its next version, without its path.
 
-    It is, for each file with weights, the name, the size, and a hash of both ends.
+    It is, for each file with weights, configuration or vocabulary, the name, the size, and a hash
+    of both ends.
     """
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    found = [*path.glob("*.safetensors"), *path.glob("*.json")]
+    files = [path] if path.is_file() else sorted(found)
     return {file.name: [file.stat().st_size, _hash_of_ends(file)] for file in files}
 
 
@@ -102,13 +104,20 @@ class PartialOutput:
         path = self.folder / "out"
         _remove(path)
         yield path
-        if self.out.exists():
+        _sync(path)
+        if os.path.lexists(self.out):
             raise OptionError(f"{self.out} has appeared meanwhile, so the output stays in {path}.")
         os.replace(path, self.out)
         shutil.rmtree(self.folder)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self._places[name]:04d}.safetensors"
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise `OptionError` if there is anything at `out`, even a link to nothing."""
+    if os.path.lexists(out):
+        raise OptionError(f"{out} exists; name another output, or remove it.")
 
 
 @contextmanager
@@ -121,8 +130,7 @@ def partial_output(
     Raises `OptionError` if OUT exists, if OUT.partial holds the beginning of something else, or if
     another process works in it; `DiskError` if the disk is full or not writable.
     """
-    if out.exists():
-        raise OptionError(f"{out} exists; name another output, or remove it.")
+    refuse_existing(out)
     folder = out.with_name(out.name + ".partial")
     with _disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +148,7 @@ def partial_output(
 
 def _check_manifest(folder: Path, identity: Mapping[str, Any]) -> None:
     path = folder / "manifest.json"
-    if not path.exists():
+    if not path.exists() or not any(folder.glob("*.safetensors")):  # nothing was finished
         part = path.with_suffix(".part")
         part.write_text(json.dumps(identity, indent=1), encoding="utf-8")
         os.replace(part, path)
@@ -184,12 +192,21 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         number = getattr(error, "errno", None)
-        is_full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        is_full = number in (errno.ENOSPC, errno.EDQUOT) or any(
+            words in str(error) for words in ("No space left", "requested and", "enough free space")
+        )  # of safetensors, and of numpy's `tofile`, which gives no number
         reason = "the disk is full" if is_full else getattr(error, "strerror", None) or str(error)
         raise DiskError(
             f"Writing to {folder} failed: {reason}; what was finished stays there, and the same "
             "command goes on with it."
         ) from error
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the files of a folder, are on the disk."""
+    for each in [path] if path.is_file() else sorted(path.iterdir()):
+        with each.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _remove(path: Path) -> None:

@@ -1,10 +1,14 @@
 """Makes the piece of one matrix: its method's result in the form of the output's file format."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
+from minigen.errors import WeightsError
 from minigen.export.compressed_writer import (
     dequantize_packed,
     float8_piece,
@@ -24,7 +28,26 @@ def plain_piece(
     tensor: StoredTensor, plan: Plan, importance: Float[Tensor, " columns"] | None = None
 ) -> Piece:
     """Quantize a stored matrix that needs no other matrix, nor inputs besides `importance`."""
-    return piece_of(tensor.name, tensor.dequantize(), plan, importance)
+    with naming(tensor.name):
+        return piece_of(tensor.name, tensor.dequantize(), plan, importance)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put a tensor's name before the message of a `WeightsError`."""
+    try:
+        yield
+    except WeightsError as error:
+        raise WeightsError(f"{name}: {error}") from None
+
+
+def finite(name: str, numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return numbers. Raises `WeightsError` that names them, if one is not finite."""
+    if not numbers.isfinite().all():
+        raise WeightsError(
+            f"{name} has a number that is not finite; only finite weights can be quantized."
+        )
+    return numbers
 
 
 def piece_of(

@@ -11,6 +11,7 @@ from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
 from minigen.export.gguf_blocks import GROUP, fitting_kind, kind_of_grid
+from minigen.quantization.float_codes import NF4_BLOCK
 from minigen.quantization.grid import Grid
 
 Method = Literal["kind", "nearest", "gptq", "awq", "smoothquant", "float8", "nf4", "mixed"]
@@ -187,9 +188,12 @@ def make_plan(checkpoint: Checkpoint, options: QuantizeOptions, to_gguf: bool) -
     """
     own = options.own
     if not (own.gguf if to_gguf else own.directory):
-        other = "a directory, so give OUT no suffix" if own.directory else "a .gguf file"
+        directory, file = "a directory, so give OUT no suffix", "a .gguf file, so let OUT end so"
+        other = directory if own.directory else file
         raise OptionError(f"The scheme {options.scheme} is written to {other}.")
     linears = [name for name in checkpoint.tensors if _is_linear(name, checkpoint)]
+    if own.method == "nf4":
+        _refuse_ragged(checkpoint, linears)
     grids = _grids(checkpoint, options, linears, to_gguf)
     if not to_gguf:
         plan = Plan(False, own.method, scale_dtype(checkpoint), tuple(linears), grids=grids)
@@ -215,6 +219,16 @@ def make_plan(checkpoint: Checkpoint, options: QuantizeOptions, to_gguf: bool) -
     if not options.allow_requantize:
         _refuse_requantizing(checkpoint, plan)
     return plan
+
+
+def _refuse_ragged(checkpoint: Checkpoint, linears: list[str]) -> None:
+    """Raise `OptionError` for a matrix whose rows are no whole blocks of NF4."""
+    for name in linears:
+        if (columns := checkpoint.tensors[name].shape[1]) % NF4_BLOCK:
+            raise OptionError(
+                f"nf4 has blocks of {NF4_BLOCK} weights, but {name} has rows of {columns}; take "
+                "int4, which has groups of other sizes, too."
+            )
 
 
 def is_stored_as(checkpoint: Checkpoint, name: str, kind: str) -> bool:
@@ -257,7 +271,7 @@ def _grids(
             f"Groups of {size} do not divide the rows of {' and '.join(map(str, bad))} weights; "
             f"group_size {', '.join([*sizes, '-1'])} would fit (-1 is a whole row)."
         )
-    bits = options.bits or own.bits or 4
+    bits = next(each for each in (options.bits, own.bits, 4) if each is not None)
     symmetric = own.symmetric if options.symmetric is None else options.symmetric
     return dict.fromkeys(linears, Grid(bits, size, symmetric))
 

@@ -10,17 +10,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from minigen.checkpoint.quantized.floats import NF4
 from minigen.errors import OptionError, WeightsError
 
 NF4_BLOCK = 64
-NF4_VALUES = torch.tensor(
-    [
-        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-    ]
-)
+NF4_VALUES = NF4
 _MIDDLES = (NF4_VALUES[1:] + NF4_VALUES[:-1]) / 2
 FP8_MAX = 448.0  # the largest e4m3fn number
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
+from minigen.checkpoint.quantized.matrix import unpack_bits
 from minigen.errors import OptionError, WeightsError
 
 Groups = Float[Tensor, "*rows group_size"]
@@ -231,15 +232,7 @@ def unpack_codes(
     packed: Int32[Tensor, "rows words"], bits: int, columns: int
 ) -> UInt8[Tensor, "rows columns"]:
     """Return the `columns` codes per row that `pack_codes` packed."""
-    codes = torch.zeros(len(packed), columns, dtype=torch.uint8)
-    for start in range(0, len(packed), _PACKED_ROWS):
-        chunk = np.ascontiguousarray(packed[start : start + _PACKED_ROWS].numpy(), "<i4")
-        stream = np.unpackbits(
-            chunk.view(np.uint8), axis=-1, count=columns * bits, bitorder="little"
-        )
-        each = np.packbits(stream.reshape(len(chunk), columns, bits), axis=-1, bitorder="little")
-        codes[start : start + _PACKED_ROWS] = torch.from_numpy(each[..., 0])
-    return codes
+    return unpack_bits(packed, bits, columns)
 
 
 def relative_error(

@@ -49,7 +49,7 @@ def _expect_exponent(part: SearchFactors, weight: Tensor, x: Tensor, bits: int, 
     found: Any = part(*given, _plain(bits))
     what = f"{name} in {bits} bits"
     is_number = isinstance(found, float | int) or (isinstance(found, Tensor) and found.numel() == 1)
-    expect(is_number, f"{what}: got {found!r}; return the exponent, a number.")
+    expect(is_number, f"{what}: got a {type(found).__name__}; return the exponent, a number.")
     step = round(20 * float(found))
     known = 0 <= step < 20 and abs(20 * float(found) - step) < 1e-6
     expect(known, f"{what}: got {float(found):.4g}; it should be one of 0.00, 0.05, ... 0.95.")
@@ -83,9 +83,8 @@ def the_rounding_is_the_given_one(part: SearchFactors) -> None:
     for seed in range(4):
         _expect_exponent(part, *_inputs(seed, 12.0), 2, f"random inputs ({seed})")
     weight, x = _inputs(1, 20.0)
-    found = part(weight.clone(), x.clone(), lambda each: each.clone())
-    good = isinstance(found, float | int) and 0 <= found < 1
-    expect(good, f"a rounding that changes nothing: got {found!r}; return an exponent.")
+    found = float(part(weight.clone(), x.clone(), lambda each: each.clone()))
+    expect(0 <= found < 1, f"a rounding that changes nothing: got {found}; return an exponent.")
 
 
 def outputs_decide(part: SearchFactors) -> None:
@@ -140,7 +139,8 @@ def the_next_column_repays(part: RoundColumns) -> None:
     """two columns:"""
     weight = torch.tensor([[0.4, 0.4], [1.3, -0.2]])
     factor = torch.tensor([[2.0, -1.0], [0.0, 1.0]])
-    _expect_columns(part, weight, factor, _steps_of(1.0), "two columns")
+    what = "the weights [[0.4, 0.4], [1.3, -0.2]], U [[2, -1], [0, 1]] and a grid of whole numbers"
+    _expect_columns(part, weight, factor, _steps_of(1.0), what)
 
 
 def errors_go_on(part: RoundColumns) -> None:
@@ -183,13 +183,13 @@ def real_factors(part: RoundColumns) -> None:
 # Bits
 
 
-def _told(options: Options) -> str:
+def _listed(options: Options) -> str:
     return "; ".join(f"{name}: {list(own)}" for name, own in options.items())
 
 
 def _expect_bits(part: ChooseBits, options: Options, max_bytes: int, right: dict) -> None:
     found = part({name: list(own) for name, own in options.items()}, max_bytes)
-    what = f"{_told(options)} within {max_bytes} bytes"
+    what = f"{_listed(options)} within {max_bytes} bytes"
     expect(isinstance(found, dict), f"{what}: got {found!r}; return a dict.")
     expect_equal(dict(sorted(found.items())), dict(sorted(right.items())), f"{what}: the bits")
 
@@ -278,7 +278,7 @@ def never_better_than_the_optimum(part: ChooseBits) -> None:
         }
         for max_bytes in (200, 260, 330, 400):
             found = part(options, max_bytes)
-            what = f"{_told(options)} within {max_bytes} bytes"
+            what = f"{_listed(options)} within {max_bytes} bytes"
             picked = [
                 next(each for each in own if each[0] == found[name])
                 for name, own in options.items()
@@ -298,7 +298,7 @@ def never_better_than_the_optimum(part: ChooseBits) -> None:
 
 def _expect_window(part: ResidualWindow, tokens: int, residual: int, right: tuple) -> None:
     found = part(tokens, residual)
-    what = f"{tokens} tokens and a residual of {residual}"
+    what = f"{tokens} token{'' if tokens == 1 else 's'} and a residual of {residual}"
     is_pair = isinstance(found, tuple | list) and len(found) == 2
     expect(is_pair, f"{what}: got {found!r}; return two numbers, for keys and for values.")
     expect_equal(found[0], right[0], f"{what}: keys with codes")

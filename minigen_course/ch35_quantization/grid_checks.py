@@ -25,16 +25,24 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def expect_tensor(found: Any, right: Tensor, what: str) -> None:
-    """Expect a tensor of this shape, close to `right`; name the first number that is not."""
+def _place(row: int, column: int) -> str:
+    return f"row {row}, column {column}"
+
+
+def expect_tensor(
+    found: Any, right: Tensor, what: str, where: Callable[[int, int], str] = _place
+) -> None:
+    """Expect a matrix of this shape, close to `right`; name the first number that is not.
+
+    `where` says in words where a row and a column are.
+    """
     expect(isinstance(found, Tensor), f"{what}: got {type(found).__name__}; return a tensor.")
     expect_equal(list(found.shape), list(right.shape), f"{what}: the shape")
     close = torch.isclose(found.double(), right.double(), rtol=1e-4, atol=1e-5)
     if not close.all():
         place = tuple((~close).nonzero()[0].tolist())
         mine, its = float(found[place]), float(right[place])
-        where = ", ".join(map(str, place))
-        expect(False, f"{what}: number [{where}] is {mine:.5g}; it should be {its:.5g}.")
+        expect(False, f"{what}: {where(*place)} is {mine:.5g}; it should be {its:.5g}.")
 
 
 # A scale and a zero point
@@ -108,7 +116,13 @@ def _expect_packed(part: PackNibbles, codes: list[int], right: list[int]) -> Non
     what = f"the codes {codes}"
     is_bytes = isinstance(found, Tensor) and found.dtype == torch.uint8
     expect(is_bytes, f"{what}: got {found!r}; return a tensor of uint8.")
-    expect_equal(found.tolist(), right, f"{what}: the bytes")
+    expect_equal(len(found), len(right), f"{what}: the number of bytes")
+    for place, (mine, its) in enumerate(zip(found.tolist(), right, strict=True)):
+        own = " and ".join(map(str, codes[2 * place : 2 * place + 2]))
+        expect(
+            mine == its,
+            f"{what}: byte {place}, of {own}, is 0x{mine:02x}; it should be 0x{its:02x}.",
+        )
     expect_equal(given.tolist(), codes, f"{what}: the codes, which must not change")
 
 
@@ -160,7 +174,13 @@ def _expect_groups(part: RoundByGroups, weight: Tensor, bits: int, size: int) ->
     found = part(given, bits, size)
     shape = " x ".join(map(str, weight.shape))
     what = f"a matrix of {shape} in {bits} bits and groups of {size}"
-    expect_tensor(found, grouped(weight, bits, size), what)
+
+    def where(row: int, column: int) -> str:
+        group = column // size
+        last = min(group * size + size, weight.shape[1]) - 1
+        return f"{_place(row, column)} (group {group}: columns {group * size} to {last})"
+
+    expect_tensor(found, grouped(weight, bits, size), what, where)
     expect(torch.equal(given, weight), f"{what}: the matrix that is given must not change.")
 
 

@@ -253,15 +253,15 @@ def searched_by_min(weight: Tensor, x: Tensor, rounded: Any) -> float:
     return min((step / 20 for step in range(20)), key=error)
 
 
-def searched_with_normalized_factors(weight: Tensor, x: Tensor, rounded: Any) -> float:
+def searched_with_normalized_factors(weight: Tensor, x: Tensor, rounded: Any) -> Tensor:
     """Right, with factors around 1: a common factor changes no grid that follows the weights."""
     size, errors = x.abs().mean(0), []
     for step in range(20):
         factors = size ** (step / 20)
         factors = factors / (factors.max() * factors.min()).sqrt()
         change = rounded(weight * factors) / factors - weight
-        errors.append(float((x @ change.T).square().mean()))
-    return errors.index(min(errors)) / 20
+        errors.append((x @ change.T).square().mean())
+    return torch.stack(errors).argmin() / 20
 
 
 def wrong_search(name: str) -> Callable[[Tensor, Tensor, Any], Any]:
@@ -427,7 +427,7 @@ WRONG_COLUMNS = [
 
 
 def bits_by_sorting(options: Any, max_bytes: int) -> dict[str, int]:
-    """Right, with the steps of all matrices sorted anew each time."""
+    """Right, with the steps of all matrices sorted again each time."""
     place = dict.fromkeys(options, 0)
     left = max_bytes - sum(own[0][1] for own in options.values())
     if left < 0:

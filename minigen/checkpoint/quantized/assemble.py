@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from minigen.checkpoint.config_json import Values
 from minigen.checkpoint.quantized.compressed import CompressedTensors
-from minigen.checkpoint.quantized.matrix import Parts, QuantizedMatrix, quantized_tensor
+from minigen.checkpoint.quantized.matrix import Parts, StoredMatrix, quantized_tensor
 from minigen.checkpoint.quantized.methods import Awq, Bitsandbytes, Fp8, Gptq, Mxfp4
 from minigen.checkpoint.safetensors import RawTensor, StoredTensor
 from minigen.errors import ConfigError, UnsupportedError, WeightsError
@@ -22,7 +22,7 @@ from minigen.errors import ConfigError, UnsupportedError, WeightsError
 class Scheme(Protocol):
     """What a `quant_method` needs: its settings, and how to find a module's matrix."""
 
-    def matrix(self, parts: Parts, shape: tuple[int, int]) -> QuantizedMatrix | None:
+    def matrix(self, parts: Parts, shape: tuple[int, int]) -> StoredMatrix | None:
         """Return a module's matrix, or None if the module is not quantised."""
 
     def uses(self, name: str) -> bool:

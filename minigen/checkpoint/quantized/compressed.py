@@ -4,6 +4,7 @@ Source: the `compressed-tensors` library, `quantization/quant_config.py` for the
 `utils/match.py` for the targets, and `compressors/` for the tensors.
 """
 
+import math
 import re
 import reprlib
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor
 from minigen.checkpoint.config_json import Values
 from minigen.checkpoint.quantized.floats import Fp4Matrix, Fp8Matrix
 from minigen.checkpoint.quantized.integers import Int8Matrix, PackedMatrix
-from minigen.checkpoint.quantized.matrix import Groups, Parts, QuantizedMatrix, num_words
+from minigen.checkpoint.quantized.matrix import Groups, Parts, StoredMatrix, num_words
 from minigen.checkpoint.quantized.methods import (
     FP8,
     HALVES,
@@ -55,7 +56,7 @@ _WEIGHT_KEYS = (
     "zp_dtype observer observer_kwargs is_mx"
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_MOST_REPEATS, _MOST_CHARACTERS = 4, 200  # of a pattern from a file
+_MOST_CHOICES, _MOST_CHARACTERS = 5, 200  # of a pattern from a file
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class CompressedTensors:
         if not isinstance(groups, Mapping) or not groups:
             raise ConfigError(f"{values.where}: config_groups must name at least one group.")
         read = (
-            _group(group, f"{values.where}.config_groups.{name}", values.get("format"))
+            _group(group, f"{values.where}.config_groups.{_shown(name)}", values.get("format"))
             for name, group in groups.items()
         )
         ignored = _patterns(values.get("ignore", []), f"{values.where}: ignore")
@@ -126,7 +127,7 @@ class CompressedTensors:
         """Return whether a part is read with the matrix."""
         return name in _ALL_PARTS
 
-    def matrix(self, parts: Parts, shape: tuple[int, int]) -> QuantizedMatrix | None:
+    def matrix(self, parts: Parts, shape: tuple[int, int]) -> StoredMatrix | None:
         """Return a module's matrix, or None if the module is not quantised.
 
         Raises `WeightsError` if a module is stored quantised, but the settings do not say how.
@@ -201,13 +202,17 @@ def _group(group: Any, where: str, common_format: Any) -> tuple[tuple[str, ...],
     return targets, Weights.read(Values(weights, f"{where}.weights", {}), form)
 
 
+def _shown(name: str) -> str:
+    """Return a name of a file's own choice as messages show it."""
+    return name if name.isprintable() and len(name) < 40 else reprlib.repr(name)
+
+
 def _patterns(targets: Any, where: str) -> tuple[str, ...]:
-    """Return targets whose patterns are safe to match: no repetition of a repetition."""
+    """Return targets whose patterns are safe to match: few choices, none of them repeated."""
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ConfigError(f"{where} must be a list of names, not {reprlib.repr(targets)}.")
     for target in filter(_is_pattern, targets):
-        bare = re.sub(r"\\.|\[[^\]]*\]", "", target)
-        slow = re.search(r"\)[*+{]", bare) or len(re.findall(r"[*+{]", bare)) > _MOST_REPEATS
+        slow = _num_choices(target.removeprefix("re:")) > _MOST_CHOICES
         try:
             re.compile(target.removeprefix("re:"))
         except (re.error, OverflowError, RecursionError):
@@ -218,6 +223,23 @@ def _patterns(targets: Any, where: str) -> tuple[str, ...]:
                 "too long to match."
             )
     return tuple(targets)
+
+
+def _num_choices(pattern: str) -> float:
+    """Return at how many places a pattern lets the matcher choose, which multiply its tries.
+
+    They are repetitions, optional parts, and groups if there are alternatives. A repeated group
+    counts as endless, because its choices multiply with each turn.
+
+    >>> [_num_choices(each) for each in (r".*mlp\\.(gate|up)_proj$", ".*?[*+]", "(a+)+")]
+    [2, 1, inf]
+    """
+    bare = re.sub(r"\\.|\[[^\]]*\]", "x", pattern)  # escapes and sets: one character
+    bare = re.sub(r"(?<=[*+?}])[?+]", "", bare.replace("(?", "("))  # lazy, possessive
+    if re.search(r"\)[*+?{]", bare):
+        return math.inf
+    groups = bare.count("(") if "|" in bare else 0
+    return groups + len(re.findall(r"[*+?{]", bare))
 
 
 def _scales(parts: Parts, shape: tuple[int, int], weights: Weights) -> tuple[Groups, Tensor]:
@@ -236,7 +258,9 @@ def _scales(parts: Parts, shape: tuple[int, int], weights: Weights) -> tuple[Gro
 def _refuse_zero_points(parts: Parts) -> None:
     """Raise `UnsupportedError` for floats with a zero point that is not zero."""
     zeros = parts.raw.get("weight_zero_point")
-    if zeros is not None and not zeros.tensor.is_meta and zeros.tensor.float().any():
+    if zeros is None or zeros.tensor.is_meta:
+        return
+    if zeros.tensor.is_complex() or zeros.tensor.float().any():
         raise UnsupportedError(
             f"{parts.where} has floats with zero points, which minigen does not read."
         )
@@ -307,7 +331,7 @@ def _float8(parts: Parts, shape: tuple[int, int], weights: Weights) -> Fp8Matrix
     return fp8_matrix(parts, shape, blocks[weights.strategy], "weight_scale", dtypes)
 
 
-def _naive(parts: Parts, shape: tuple[int, int], weights: Weights) -> QuantizedMatrix:
+def _naive(parts: Parts, shape: tuple[int, int], weights: Weights) -> StoredMatrix:
     return (_float8 if weights.is_float else _bytes)(parts, shape, weights)
 
 
@@ -337,7 +361,7 @@ def _float4(
     return Fp4Matrix(parts.where, name, packed, scales, size, divisor)
 
 
-_MATRICES: dict[str, Callable[[Parts, tuple[int, int], Weights], QuantizedMatrix]] = {
+_MATRICES: dict[str, Callable[[Parts, tuple[int, int], Weights], StoredMatrix]] = {
     "pack-quantized": _packed,
     "int-quantized": _bytes,
     "float-quantized": _float8,

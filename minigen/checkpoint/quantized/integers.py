@@ -15,6 +15,7 @@ from torch import Tensor
 from minigen.checkpoint.quantized.matrix import (
     Groups,
     finite,
+    integer_codes,
     num_words,
     scaled,
     unpack_bits,
@@ -89,15 +90,12 @@ class GptqMatrix:
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
         """Return the numbers. Raises `FileFormatError` for a wrong scale or zero point."""
-        groups = self.groups.of_columns(self.num_columns)
-        return scaled(self._codes(), self._scales(), self._zeros(), groups)
+        return scaled(self._codes(), self._scales(), self._zeros(), self.groups)
 
     def integers(self) -> IntegerCodes | None:
         """Return the codes, if neighbouring columns share scales and zero points; else None."""
-        if self.groups.g_idx is not None:
-            return None
-        size = min(self.groups.size, self.num_columns)
-        return IntegerCodes(self.bits, size, self._scales(), self._zeros(), self._codes)
+        parts = self._scales(), self._zeros(), self._codes
+        return integer_codes(self.bits, self.groups, self.num_columns, *parts)
 
     def _codes(self) -> UInt8[Tensor, "rows columns"]:
         return unpack_bits(self.qweight.t(), self.bits, self.num_columns)
@@ -170,13 +168,12 @@ class AwqMatrix:
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
         """Return the numbers. Raises `FileFormatError` for a wrong scale."""
-        groups = self.groups.of_columns(self.qweight.shape[0])
-        return scaled(self._codes(), self._scales(), self._zeros(), groups)
+        return scaled(self._codes(), self._scales(), self._zeros(), self.groups)
 
-    def integers(self) -> IntegerCodes:
+    def integers(self) -> IntegerCodes | None:
         """Return the codes; neighbouring columns share scales and zero points."""
-        size = min(self.groups.size, self.qweight.shape[0])
-        return IntegerCodes(_AWQ_BITS, size, self._scales(), self._zeros(), self._codes)
+        parts = self._scales(), self._zeros(), self._codes
+        return integer_codes(_AWQ_BITS, self.groups, self.qweight.shape[0], *parts)
 
     def _codes(self) -> UInt8[Tensor, "rows columns"]:
         return self._outputs(self.qweight)
@@ -249,16 +246,13 @@ class PackedMatrix:
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
         """Return the numbers. Raises `FileFormatError` for a wrong scale."""
-        groups = self.groups.of_columns(self.num_columns)
         scales = finite(self.scales, self.where)
-        return scaled(self._codes(), scales, self._zeros(), groups)
+        return scaled(self._codes(), scales, self._zeros(), self.groups)
 
     def integers(self) -> IntegerCodes | None:
         """Return the codes, if neighbouring columns share scales and zero points; else None."""
-        if self.groups.g_idx is not None:
-            return None
-        size, scales = min(self.groups.size, self.num_columns), finite(self.scales, self.where)
-        return IntegerCodes(self.bits, size, scales, self._zeros(), self._codes)
+        parts = finite(self.scales, self.where), self._zeros(), self._codes
+        return integer_codes(self.bits, self.groups, self.num_columns, *parts)
 
     def _codes(self) -> UInt8[Tensor, "rows columns"]:
         return unpack_bits(self.packed, self.bits, self.num_columns)
@@ -320,13 +314,13 @@ class Int8Matrix:
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
         """Return the numbers. Raises `FileFormatError` for a wrong scale, code or zero point."""
-        groups = self.groups.of_columns(self.codes.shape[1])
-        return scaled(self._codes(), finite(self.scales, self.where), self._zeros(), groups)
+        scales = finite(self.scales, self.where)
+        return scaled(self._codes(), scales, self._zeros(), self.groups)
 
-    def integers(self) -> IntegerCodes:
+    def integers(self) -> IntegerCodes | None:
         """Return the codes; neighbouring columns share scales and zero points."""
-        size, scales = min(self.groups.size, self.codes.shape[1]), finite(self.scales, self.where)
-        return IntegerCodes(self.bits, size, scales, self._zeros(), self._codes)
+        parts = finite(self.scales, self.where), self._zeros(), self._codes
+        return integer_codes(self.bits, self.groups, self.codes.shape[1], *parts)
 
     def _codes(self) -> UInt8[Tensor, "rows columns"]:
         return self._unsigned(self.codes, "code").to(torch.uint8)

@@ -1,17 +1,17 @@
 """A matrix that a checkpoint keeps as several tensors: codes, scales, and perhaps zero points.
 
-Each scheme is one class with the interface `QuantizedMatrix`. It is built from mapped tensors whose
+Each scheme is one class with the interface `StoredMatrix`. It is built from mapped tensors whose
 dtypes and shapes were checked, it cuts itself without reading them, and it dequantizes itself.
 `QuantizedTensor` is the stored tensor that the loader hands out for such a matrix.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import IntegerCodes, RawTensor, StoredTensor
@@ -23,8 +23,12 @@ _WORD_BITS = 32
 
 
 @runtime_checkable
-class QuantizedMatrix(Protocol):
+class StoredMatrix(Protocol):
     """A quantised matrix of [output rows, input columns], whatever the order in its file is."""
+
+    @property
+    def where(self) -> str:
+        """The file and the module, for messages."""
 
     @property
     def kind(self) -> str:
@@ -46,7 +50,7 @@ class QuantizedMatrix(Protocol):
     def column_unit(self) -> int:
         """Columns can be cut at multiples of this number."""
 
-    def cut(self, rows: range, columns: range) -> "QuantizedMatrix":
+    def cut(self, rows: range, columns: range) -> "StoredMatrix":
         """Return a part; a range may also end at the matrix's own end."""
 
     def dequantize(self) -> Float32[Tensor, "rows columns"]:
@@ -60,7 +64,7 @@ class QuantizedMatrix(Protocol):
 class QuantizedTensor(StoredTensor):
     """A stored tensor of several parts; `data` are the bytes of its codes, in the file's order."""
 
-    matrix: QuantizedMatrix = field(kw_only=True)
+    matrix: StoredMatrix = field(kw_only=True)
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +104,11 @@ class QuantizedTensor(StoredTensor):
     def dequantize(
         self, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Float[Tensor, "..."]:
-        """Return the tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
+        """Return the tensor in `dtype`, in new memory (or in `out`, which must have its shape).
+
+        Raises `FileFormatError` for a scale or code that is impossible, and if a number is infinite
+        or not a number.
+        """
         num_rows, num_columns = self.matrix.shape
         if out is None:
             out = torch.empty(num_rows, num_columns, dtype=dtype)
@@ -109,6 +117,10 @@ class QuantizedTensor(StoredTensor):
             chunk = range(start, min(start + step, num_rows))
             numbers = self.matrix.cut(chunk, range(num_columns)).dequantize()
             assert numbers.shape == (len(chunk), num_columns)
+            if not numbers.isfinite().all():
+                raise FileFormatError(
+                    f"{self.matrix.where} has a weight that is infinite or not a number."
+                )
             out[chunk.start : chunk.stop] = numbers
         return out
 
@@ -123,7 +135,7 @@ class QuantizedTensor(StoredTensor):
                 page_out(_bytes_of(each))
 
 
-def quantized_tensor(name: str, matrix: QuantizedMatrix) -> QuantizedTensor:
+def quantized_tensor(name: str, matrix: StoredMatrix) -> QuantizedTensor:
     """Return the stored tensor of a quantised matrix."""
     codes = _bytes_of(matrix.tensors[0])
     return QuantizedTensor(name, matrix.kind, matrix.shape, codes, matrix=matrix)
@@ -210,10 +222,25 @@ def scaled(
     codes: UInt8[Tensor, "rows columns"],
     scales: Float32[Tensor, "rows groups"],
     zeros: Shaped[Tensor, "rows groups"],
-    groups: Int64[Tensor, " columns"],
+    groups: Groups,
 ) -> Float32[Tensor, "rows columns"]:
     """Return (code - zero) x scale, each with the zero point and the scale of its group."""
-    return codes.float().sub_(zeros.float()[:, groups]).mul_(scales[:, groups])
+    places = groups.of_columns(codes.shape[1])
+    return codes.float().sub_(zeros.float()[:, places]).mul_(scales[:, places])
+
+
+def integer_codes(
+    bits: int,
+    groups: Groups,
+    num_columns: int,
+    scales: Float32[Tensor, "rows groups"],
+    zeros: Int32[Tensor, "rows groups"],
+    read: Callable[[], UInt8[Tensor, "rows columns"]],
+) -> IntegerCodes | None:
+    """Return integer codes for kernels; None if `g_idx` gives neighbours other scales."""
+    if groups.g_idx is not None:
+        return None
+    return IntegerCodes(bits, min(groups.size, num_columns), scales, zeros, read)
 
 
 def finite(scales: Float[Tensor, "*shape"], where: str) -> Float32[Tensor, "*shape"]:

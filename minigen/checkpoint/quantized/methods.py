@@ -54,8 +54,8 @@ def refuse_unknown(values: Values, known: str) -> None:
     unknown = sorted(given - set(known.split()))
     if unknown:
         raise UnsupportedError(
-            f"{values.where}: minigen does not know {', '.join(map(repr, unknown[:8]))}, and will "
-            "not guess whether the weights depend on it; if they do not, remove it."
+            f"{values.where}: minigen does not know {', '.join(map(reprlib.repr, unknown[:8]))}, "
+            "and will not guess whether the weights depend on it; if they do not, remove it."
         )
 
 
@@ -387,7 +387,7 @@ def _quant_state(parts: Parts, name: str, shape: tuple[int, int]) -> Values:
     if tensor.is_meta:
         return Values({}, where, {"nested_offset": 0.0})
     try:
-        state = json.loads(bytes(tensor.reshape(-1).view(torch.uint8).tolist()))
+        state = json.loads(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     except (ValueError, RecursionError, RuntimeError):
         raise FileFormatError(f"{where} is not JSON.") from None
     if not isinstance(state, dict) or state.get("quant_type") != "nf4":
@@ -402,9 +402,11 @@ def _quant_state(parts: Parts, name: str, shape: tuple[int, int]) -> Values:
 
 def _nested(parts: Parts, values: Values, num_groups: int, row_groups: int) -> Nested:
     block, offset = values.count("nested_blocksize", 256), values.get("nested_offset")
-    if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
+    is_number = isinstance(offset, int | float) and not isinstance(offset, bool)
+    if not is_number or not abs(offset) < 1e30:
         raise FileFormatError(
-            f"{values.where}: nested_offset must be a number, not {reprlib.repr(offset)}."
+            f"{values.where}: nested_offset must be a number below 1e30, not "
+            f"{reprlib.repr(offset)}."
         )
     num_blocks = math.ceil(num_groups / block)
     return Nested(
