@@ -94,7 +94,7 @@ class LlamaCpp:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            encoding="utf-8",
         )
         self._ask([str(path), prompt, TOKENS, threads])
 

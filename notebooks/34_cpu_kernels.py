@@ -1409,7 +1409,8 @@ print(
 # is rather too narrow.
 #
 # This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
-# the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**.
+# the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**
+# ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods).
 # (The row of int4 below shows only what inputs in bytes and a cache in bfloat16 add.) Rounding these weights to 8 bits is a
 # test of 8 bits on *this* model; whether the original would lose as little is not tested either.
 # Keys and values are computed, and no file has rounded them before, so `kv_cache_dtype="int8"` is
@@ -1620,5 +1621,6 @@ verdicts(
 # - [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et al. 2022: outliers of inputs, found
 #   and counted.
 #
-# **Next:** [chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step some guesses to check. Then
-# part 4, many devices: when one memory is too slow or too small, several read at once.
+# **Next:** [chapter 35](35_quantization.ipynb) makes the 8-bit and 4-bit weights that this chapter
+# multiplies, and asks what they cost. [Chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step
+# some guesses to check. Then part 4, many devices: when one memory is too slow or too small, several read at once.

