@@ -91,7 +91,8 @@ def compare_parts(tensor: QuantizedTensor, numbers: Tensor) -> None:
         codes = integers.read()
         assert int(codes.max()) < 2**integers.bits
         groups = Groups(integers.group_size, integers.scales.shape[1])
-        assert torch.equal(scaled(codes, integers.scales, integers.zeros, groups), numbers)
+        found = scaled(codes, integers.scales, integers.zeros, groups)
+        torch.testing.assert_close(found, numbers, rtol=0, atol=1e-37)  # halved subnormal scales
 
 
 def described_by_header(path: Path) -> Checkpoint:
@@ -213,8 +214,8 @@ def fuzz_tensors(folder: Path, examples: int) -> Counter[str]:
             chosen, change = sorted(tensors)[int(place * len(tensors))], CHANGES[index]
             tensor = tensors.pop(chosen)
             target = sorted(tensors)[int(other * len(tensors))] if renamed else chosen
-            if change is not None:
-                tensors[target] = change(tensor).contiguous()
+            if change is not None and tensor.numel() and not tensor.is_complex():
+                tensors[target] = change(torch.atleast_1d(tensor)).contiguous()
         for key in [key for key in tensors if key.endswith(STATE)][: len(state)]:
             text = json.dumps({**json.loads(bytes(written[name][key].tolist())), **state})
             tensors[key] = torch.tensor(list(text.encode()), dtype=torch.uint8)
