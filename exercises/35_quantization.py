@@ -18,7 +18,7 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/exercises/35_quantization.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=exercises/35_quantization.ipynb)
 #
-# The chapter: [Quantization: fewer bits per weight](../notebooks/35_quantization.ipynb). Its exercises take about 165 minutes in all.
+# The chapter: [Quantization: fewer bits per weight](../notebooks/35_quantization.ipynb). Its exercises take about 170 minutes in all.
 #
 # | exercise | level | points | time |
 # |---|---|--:|--:|

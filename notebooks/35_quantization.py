@@ -33,7 +33,7 @@
 #
 # **You need** chapter 11 (blocks of a GGUF file, floating-point formats), chapter 17 (why bytes are time),
 # chapter 22 (the paged KV cache) and chapter 34 (groups, and kernels that multiply codes). **Time:** about
-# 75 minutes to read and try, about 130 for the [exercises](../exercises/35_quantization.ipynb).
+# 75 minutes to read and try, about 170 for the [exercises](../exercises/35_quantization.ipynb).
 #
 # **Where we are:** a file of float weights → **codes, scales, zero points** → kernels → logits.
 #
@@ -1004,6 +1004,9 @@ reveal(
 #
 # Write a test that fails on this function and on others with such a fault, and passes on every correct one.
 # Then mend the function.
+#
+# Two more hunts are in the [exercises](../exercises/35_quantization.ipynb): an AWQ checkpoint whose zero points
+# must not differ, and a calibration that has seen the test.
 
 # %%
 # hunt: minigen_course.ch35_quantization.hunt
