@@ -402,8 +402,8 @@ mine = hunt(35, name="minus_one", test=test_zeros, mended=read_zeros)
 # Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
 
 # %%
-# hunt: minigen_course.ch35_quantization.hunt_nibble_order
-from minigen_course.ch35_quantization.hunt_nibble_order import Matrix, ReadAWQ, Words
+# hunt: minigen_course.ch35_quantization.hunts.nibble_order
+from minigen_course.ch35_quantization.hunts.nibble_order import Matrix, ReadAWQ, Words
 
 
 def read_awq(qweight: Words, qzeros: Words, scales: Matrix, size: int) -> Matrix:
@@ -446,10 +446,10 @@ mine = hunt(35, name="nibble_order", test=test_awq, mended=read_awq)
 # Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
 
 # %%
-# hunt: minigen_course.ch35_quantization.hunt_seen_text
+# hunt: minigen_course.ch35_quantization.hunts.seen_text
 import random
 
-from minigen_course.ch35_quantization.hunt_seen_text import SplitText
+from minigen_course.ch35_quantization.hunts.seen_text import SplitText
 
 
 def split_text(

@@ -13,8 +13,8 @@ every correct one. Then mend the part in the same file.
 Check both:  minigen check exercises/35_quantization/hunt_nibble_order.py
 """
 
-# hunt: minigen_course.ch35_quantization.hunt_nibble_order
-from minigen_course.ch35_quantization.hunt_nibble_order import Matrix, ReadAWQ, Words
+# hunt: minigen_course.ch35_quantization.hunts.nibble_order
+from minigen_course.ch35_quantization.hunts.nibble_order import Matrix, ReadAWQ, Words
 
 
 def read_awq(qweight: Words, qzeros: Words, scales: Matrix, size: int) -> Matrix:

@@ -12,10 +12,10 @@ every correct one. Then mend the part in the same file.
 Check both:  minigen check exercises/35_quantization/hunt_seen_text.py
 """
 
-# hunt: minigen_course.ch35_quantization.hunt_seen_text
+# hunt: minigen_course.ch35_quantization.hunts.seen_text
 import random
 
-from minigen_course.ch35_quantization.hunt_seen_text import SplitText
+from minigen_course.ch35_quantization.hunts.seen_text import SplitText
 
 
 def split_text(

@@ -27,7 +27,10 @@ Test = Callable[[Any], object]
 HUNTS = {  # chapter number -> the modules of its hunts
     folder.name[2:4]: (
         f"minigen_course.{folder.name}.hunt",
-        *(f"minigen_course.{folder.name}.{each.stem}" for each in sorted(folder.glob("hunt_*.py"))),
+        *(
+            f"minigen_course.{folder.name}.hunts.{each.stem}"
+            for each in sorted(folder.glob("hunts/[a-z]*.py"))
+        ),
     )
     for folder in FOLDERS
     if (folder / "hunt.py").exists()

@@ -9,7 +9,7 @@ from minigen_course.ch22_paged import hunt as hunt_22
 from minigen_course.ch23_prefix import hunt as hunt_23
 from minigen_course.ch24_scheduler import hunt as hunt_24
 from minigen_course.ch35_quantization import hunt as hunt_35
-from minigen_course.ch35_quantization import hunt_nibble_order, hunt_seen_text
+from minigen_course.ch35_quantization.hunts import nibble_order, seen_text
 from minigen_course.ch36_speculative import hunt as hunt_36
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
 from minigen_course.ch53_structured_output import hunt as hunt_53
@@ -323,9 +323,9 @@ CATCHES = {  # by the name of a hunt
                 "should pass on the mended one",
             ),
         },
-        (order_hunt.by_numpy, order_hunt.by_place, *hunt_nibble_order.HUNT.right.values()),
+        (order_hunt.by_numpy, order_hunt.by_place, *nibble_order.HUNT.right.values()),
         {
-            "unchanged": hunt_nibble_order.read_awq,
+            "unchanged": nibble_order.read_awq,
             "reads all in plain order": order_hunt.plain_order,
             "applies the order instead of undoing it": order_hunt.order_the_wrong_way,
             "takes 8 for every zero point": order_hunt.zeros_of_8,
@@ -360,10 +360,10 @@ CATCHES = {  # by the name of a hunt
         (
             split_hunt.tests_the_front,
             split_hunt.drawn_again,
-            *hunt_seen_text.HUNT.right.values(),
+            *seen_text.HUNT.right.values(),
         ),
         {
-            "unchanged": hunt_seen_text.split_text,
+            "unchanged": seen_text.split_text,
             "compares first tokens only": split_hunt.last_token_forgotten,
             "leaves windows out": split_hunt.fewer_windows,
             "goes past the end": split_hunt.past_the_end,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minigen_course.ch35_quantization import hunt_nibble_order as hunt
+from minigen_course.ch35_quantization.hunts import nibble_order as hunt
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from minigen_course.ch35_quantization import hunt_seen_text as hunt
+from minigen_course.ch35_quantization.hunts import seen_text as hunt
 
 Split = tuple[list[int], list[int]]
 

@@ -1,0 +1,1 @@
+"""Further bug hunts of chapter 35, beside the one of its notebook."""
