@@ -273,8 +273,10 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
 # are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
 # `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s.
-# The KV cache of about 23 requests of 400 tokens adds 0.004 s, the overhead 0.002 s, and the prompts about
-# 0.001 s: 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# A token's keys and values take 131 kB (chapter 11), so the KV cache of about 23 requests of 400 tokens is
+# 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
+# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
+# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -508,7 +510,9 @@ print(
 # The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
 # step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
-# about one case of three (6 × 0.06 = 0.36). So far more than one gap in twenty is longer than 60 ms.
+# about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
+# about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
+# With 46 or more running, every step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
 #
@@ -789,7 +793,8 @@ for what, knobs in {
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
 # one where there is one (of the people who chat in 2 and 6, and of the other tenant in 8). Below,
-# choose a symptom, and see the gauges in time. The upper panel has the requests that run and wait, the
+# choose a symptom, and see the gauges in time. Where there is no second change, *and then* shows the first one
+# again. The upper panel has the requests that run and wait, the
 # middle one the share of the blocks in use, and the lower one has a point for each request: when it
 # arrived, and how long it waited for its first token.
 
@@ -1110,15 +1115,15 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 
 # %% [markdown]
 # The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
-# median wait has fallen, too. The longest wait has hardly changed. Before, it was the wait of a short
+# median wait has fallen, too. The longest wait has not become shorter. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
 # takes about as long in chunks as in one step (on some machines rather longer). If yours has
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
 # And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*: the
-# longest wait is as before, and the shortest one has become shorter. A quotient of two extremes is a poor
-# objective; the median, the tail and the gaps are better ones.
+# longest wait is as before or a little longer, and the shortest one has become shorter. A quotient of two
+# extremes is a poor objective; the median, the tail and the gaps are better ones.
 #
 # ## The opening test, once more
 #
