@@ -490,8 +490,8 @@ for alpha, error in smoothed.items():
 # %% [markdown]
 # ### The columns that matter: AWQ
 #
-# The cell of Figure 35.7 shows it: keeping 1 % of the columns in full precision, those with the largest inputs, nearly halves
-# the error of 3 bits. But a matrix in two formats is slow.
+# The cell of Figure 35.7 shows it: keeping 1 % of the columns in full precision, those with the largest inputs,
+# takes away a third of the error of 3 bits. But a matrix in two formats is slow.
 # [AWQ](https://arxiv.org/abs/2306.00978) gets most of it by SmoothQuant's trick, aimed at weights alone:
 # multiply the columns that matter by a factor above 1 before rounding, and divide the inputs by it. The
 # column's weights grow, while the step of its groups hardly does, so their *relative* error falls, and the
@@ -686,7 +686,9 @@ print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 # `down` has 1,536 input channels, so $H$ has over a million correlations, and 8 windows are 1,024 tokens.
 # GPTQ repays errors along directions that these tokens happen to have, and a new text has others. The matrix
 # after attention (`out`) has 576 channels, and needs less. AWQ takes each channel's mean magnitude, which
-# hardly differs between texts, and fits a single number, the exponent. So its errors are nearly the same on all texts. It gains less where GPTQ is at home and it loses nothing abroad.
+# hardly differs between texts, and fits a single number, the exponent. So its errors are nearly the
+# same on all texts. It gains little on these two matrices (on Q, K and V more, as Figure 35.8 shows), and abroad
+# it loses next to nothing.
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
 # the model will read. A comparison of methods on the calibration text measures how well they learn it by
@@ -847,7 +849,8 @@ guess_keys = predict(
 # %% [markdown]
 # The sum of the losses is a model, and like every model it is checked: the lines compare the *measured*
 # divergence of both, at equal bytes. A positive difference whose interval excludes 0 means that the mixture
-# is better. ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
+# is better. It is on held-out topics, by less than the sum of the losses predicts, because at 3 bits losses are too
+# large to simply add. On Alice it is undecided: the losses were measured on topics. ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
 # weight), and `minigen quantize --scheme mixed` does it.
 #
 # ## The KV cache in 8, 4 and 2 bits
@@ -1168,7 +1171,7 @@ verdicts(
         f"8 windows of 128 tokens, the down matrix on new text at 3 bits: the better method has "
         f"{mark(100 * few_best / down_few['RTN']['held-out topics'], '% of the error of rounding to nearest', 2)}",
         holds(few_best >= down_few["RTN"]["held-out topics"]),
-        "AWQ with one exponent gains little on this matrix, but loses nothing; GPTQ needs more tokens than the matrix has columns",
+        "AWQ with one exponent gains little on this matrix, but loses next to nothing; GPTQ needs more tokens than the matrix has columns",
         measured=True,
     ),
     Claim(
@@ -1224,7 +1227,8 @@ verdicts(
         NOT_TESTED
         if mixed is None
         else holds(all(e["verdict"] == "larger" for e in mixed["uniform - mixed"].values())),
-        "a few matrices have most of the loss, so bits taken from the others are better spent there",
+        "bits go where the loss is, on texts like the one that sensitivities were measured on; on others that is "
+        "not certain",
         "[ExLlamaV2](https://github.com/turboderp-org/exllamav2)",
     ),
 )

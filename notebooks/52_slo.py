@@ -272,8 +272,10 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # this GPU. In the tables of layers, L4 names a layer; the two have nothing in common.) The weights take 16
 # GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
 # are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
-# `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s.
-# A token's keys and values take 131 kB (chapter 11), so the KV cache of about 23 requests of 400 tokens is
+# `DynamicScheduler`.
+#
+# How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
+# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is
 # 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
 # steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
 # is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
@@ -690,10 +692,12 @@ draw.dashboard(
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
 #   6,000: 95 and 81 %.
-# - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50.
+# - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50 if such steps
+#   come all the time, and as *kept ITL* below 100 % if they are few and meet the same requests. Look at both.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
-# - The latencies are of 30 to 240 requests, so a p99 lies near the maximum.
+# - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
+#   thousands of them, so a short stutter of a few requests may not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
@@ -920,7 +924,8 @@ guess_recover.compare(sum(recovered.values()))
 # well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
-# only delays the same number of tries. (Drag the stall: after one of 2 s, every kind recovers.)
+# only delays the same number of tries. (Drag the stall. At 2 s nobody waits as long as a client's patience, 3 s,
+# so nobody retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
@@ -1228,7 +1233,7 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; after a stall of 2 s every kind recovers",
+        "backoff delays tries, a budget removes them; a stall shorter than the patience causes hardly a retry",
     ),
 )
 
