@@ -478,16 +478,9 @@ print(f"with 1 % of the columns in full precision: {mark(100 * kept_error, '% wr
 #
 # $$Y = (X \operatorname{diag}(s)^{-1})\,(\operatorname{diag}(s)\,W^T), \qquad s_j = \frac{\max|X_j|^\alpha}{\max|W_j|^{1-\alpha}}$$
 #
-# The division costs nothing: the norm before the matrix has a weight per channel, and takes it along.
-
-# %%
-x = lesson.qkv_inputs(exact, texts["Alice"], LAYER, 128)
-smoothed = {alpha: lesson.int8_output_error(qkv, x, alpha) for alpha in (None, 0.5, 0.85)}
-for alpha, error in smoothed.items():
-    way = "plain" if alpha is None else f"SmoothQuant, alpha {alpha}"
-    print(f"weights and inputs in int8, {way}: outputs are {mark(100 * error, '% wrong', 2)}")
-
-# %% [markdown]
+# The division costs nothing: the norm before the matrix has a weight per channel, and takes it along. The next
+# cell begins with its gain.
+#
 # ### The columns that matter: AWQ
 #
 # The cell of Figure 35.7 shows it: keeping 1 % of the columns in full precision, those with the largest inputs,
@@ -505,6 +498,11 @@ for alpha, error in smoothed.items():
 # gain.
 
 # %%
+x = lesson.qkv_inputs(exact, texts["Alice"], LAYER, 128)
+smoothed = {alpha: lesson.int8_output_error(qkv, x, alpha) for alpha in (None, 0.5, 0.85)}
+for alpha, error in smoothed.items():
+    way = "plain" if alpha is None else f"SmoothQuant, alpha {alpha}"
+    print(f"weights and inputs in int8, {way}: outputs are {mark(100 * error, '% wrong', 2)}")
 alphas = [step / 20 for step in range(20)]
 searched = {
     f"layer {LAYER}, {name}": lesson.search_errors(many[key], three_bits, alphas)
