@@ -231,6 +231,11 @@ class EngineConfig:
                 "context_parallel_size above 1 has its own attention across processes: leave "
                 "attention_backend at 'auto'."
             )
+        if self.speculation is not None and self.speculation.method == "draft_model":
+            raise OptionError(
+                "context_parallel_size above 1 has no draft_model, which runs in one process: take "
+                "another method of speculation, such as ngram."
+            )
         if self.block_size % ranks:
             fitting = -(-self.block_size // ranks) * ranks
             raise OptionError(

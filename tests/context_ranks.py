@@ -12,6 +12,7 @@ from torch import Tensor
 from minigen import LLM
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.engine.model_runner import Packer, batch_of
+from minigen.errors import WorkerError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool
 from minigen.model.transformer import build_transformer, dense_linear
@@ -64,9 +65,9 @@ class ThreadedRanks:
             thread.start()
         for thread in threads:
             thread.join()
-        for each in found:
-            if isinstance(each, Exception):
-                raise each
+        errors = [each for each in found if isinstance(each, Exception)]
+        if errors:  # that of the rank that failed, not of those that waited for it
+            raise min(errors, key=lambda error: isinstance(error, WorkerError))
         return found[0]
 
 

@@ -1,10 +1,10 @@
 """Attention over parts of the keys: the merge, the ring and the split cache, to derived bounds.
 
-An output is a mean of values, so errors are stated as shares of the largest value. With u = eps / 2,
-scores of d products are wrong by at most s = u (d + 2) S, where S is the largest sum of |q| |k| over
-sqrt(d). Over m keys, an output is then wrong by at most s + u (2 m + 2 ln(m) + 3): all weights are
-wrong by s, the rounding of their exponents adds 2 ln(m) (the entropy of the weights), `exp` and the
-quotient 3, and the sums of m terms 2 m. A log-sum-exp is wrong by at most
+An output is a mean of values, so errors are stated as shares of the largest value. With u = eps/2,
+scores of d products are wrong by at most s = u (d + 2) S, where S is the largest sum of |q| |k|
+over sqrt(d). Over m keys, an output is then wrong by at most s + u (2 m + 2 ln(m) + 3): all weights
+are wrong by s, the rounding of their exponents adds 2 ln(m) (the entropy of the weights), `exp` and
+the quotient 3, and the sums of m terms 2 m. A log-sum-exp is wrong by at most
 s + u (m + 3 ln(m) + 4 + L), where L is the largest log-sum-exp, which moves an output by as much.
 `merge_bound` has the rest.
 """

@@ -142,7 +142,7 @@ def test_ranks_that_torchrun_started_are_joined(directory: Path) -> None:
         ({"kv_cache_dtype": "int8", "weights": "int8"}, "kv_cache_dtype='int8'"),
         (
             {"speculative_config": {"method": "draft_model", "num_layers": 1}},
-            "A draft_model runs in one process",
+            "has no draft_model",
         ),
     ],
 )

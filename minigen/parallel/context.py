@@ -1,14 +1,15 @@
 """Context parallelism: the tokens of one sequence divided over ranks, and attention across them.
 
-Two ways, by what is long. In a long *prompt* there are many queries: each rank has some of them, and
-keys and values go round the ranks in a ring (ring attention, Liu et al. 2023). In a step of one
-token per sequence there is a long *cache* and one query: every rank attends to its own part of the
-cache, and one message brings the results together. Both end in the same merge by log-sum-exp.
+A long prompt has many queries: each rank has some of them, and keys and values go round the ranks
+in a ring (ring attention, Liu et al. 2023). A token after a long context is one query over a long
+cache: every rank attends to its own part of the cache, and one message brings the results together.
+Both end in the same merge by log-sum-exp.
 
-A causal prompt gives later queries more keys. Plain parts, one run of tokens per rank, leave the
-first rank idle while the last one works; in zig-zag parts each rank has a chunk from the front and
-its mirror image from the back, and all ranks have the same work at every turn of the ring (Zhu 2024,
-ring-flash-attention; also in Llama 3's training, Grattafiori et al. 2024).
+Under the causal mask, later queries see more keys. Plain parts, one run of tokens per rank, leave
+the first ranks idle while the last one works. In zig-zag parts each rank has a chunk from the front
+and its mirror image from the back, and all ranks have the same work in every turn of the ring. The
+division is that of Llama 3's training (Grattafiori et al. 2024, section 3.3.2), which gathers the
+keys instead of passing them on.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def _chunks(num_tokens: int, num_chunks: int) -> list[range]:
 
 
 def most_rows(parts: Parts) -> int:
-    """Return the tokens of the rank that has most: shorter ranks pad their tensors to these rows."""
+    """Return the most tokens that a rank has: the others pad their tensors to as many rows."""
     return max(sum(map(len, part)) for part in parts)
 
 
