@@ -11,6 +11,7 @@ s + u (m + 3 ln(m) + 4 + L), where L is the largest log-sum-exp, which moves an 
 
 import math
 from decimal import Decimal, localcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def qkv_of(
 
 def in_thirds(q: Tensor, k: Tensor, v: Tensor) -> list[PartialAttention]:
     ends = [0, len(k) // 3, 2 * len(k) // 3, len(k)]
-    return [attend_part(q, k[a:b], v[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return [attend_part(q, k[a:b], v[a:b]) for a, b in pairwise(ends)]
 
 
 def largest_sum(part: PartialAttention) -> float:
@@ -114,7 +115,7 @@ def test_many_queries_in_turns_are_those_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_scores_of_any_size_merge_without_overflow() -> None:
-    q, k, v = qkv_of(12, 6, 2)
+    q, k, v = qkv_of(12, 6, 2, torch.float64)
     merged = merge(in_thirds(1000 * q, k, v))
     assert bool(merged.output.isfinite().all())
     torch.testing.assert_close(merged.output, attend_part(1000 * q, k, v).output)

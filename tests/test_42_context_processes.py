@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.questions import candidates
+from benchmarks.sure import keeping, sure_ones
 from minigen import LLM, SamplingParams
 from minigen.errors import OptionError, WorkerError
 from minigen.parallel.comm import Comm, MessageCounters, local_comm
@@ -101,6 +103,20 @@ def test_three_processes_give_the_answers_of_one(directory: Path) -> None:
     with divided(directory, 3, block_size=12) as llm:
         for params in (GREEDY, SAMPLED):
             assert answers(llm, params) == answers(alone, params)
+
+
+@pytest.mark.model
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_the_default_model_gives_the_answers_that_it_is_sure_of(
+    default_llm: LLM, default_model_path: Path, num_ranks: int
+) -> None:
+    sure = sure_ones(default_llm, candidates()[::4])
+    assert len(sure) > 20
+    size = 12 if num_ranks == 3 else 16
+    with divided(default_model_path, num_ranks, block_size=size) as llm:
+        kept = keeping(llm, sure)
+    assert kept["kept"] == kept["of"]
 
 
 def test_a_killed_process_is_one_clear_error_soon(directory: Path) -> None:

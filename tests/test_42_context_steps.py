@@ -4,6 +4,7 @@ The ranks are threads here; `test_42_context_processes.py` has them as processes
 """
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.parallel.context_runner import Slices
+from minigen.sequence import Sequence
 from tests.context_ranks import ThreadedRanks, over_threads
 from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads
 from tests.tiny import TINY_VOCAB, VARIANTS, save_model, save_tokenizer
@@ -118,11 +120,7 @@ def test_prompts_in_pieces_beside_other_sequences_have_the_logits_of_one_rank(
 
 
 def chunks_of(ranks: ThreadedRanks) -> list[tuple[int, int]]:
-    return [
-        pair
-        for step in ranks.steps
-        for pair in zip(step.batch.query_starts, step.batch.query_starts[1:], strict=False)
-    ]
+    return [pair for step in ranks.steps for pair in pairwise(step.batch.query_starts)]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -153,7 +151,7 @@ def test_messages_and_bytes_of_each_step_are_those_of_the_formulas(
 
 def max_rows(num_tokens: int, num_chunks: int) -> int:
     ends = [num_tokens * chunk // num_chunks for chunk in range(num_chunks + 1)]
-    sizes = [end - first for first, end in zip(ends, ends[1:], strict=False)]
+    sizes = [end - first for first, end in pairwise(ends)]
     pairs = zip(sizes, reversed(sizes), strict=True)
     return max(first + last for first, last in pairs)
 
@@ -177,3 +175,46 @@ def test_verified_drafts_are_shared_or_divided_like_other_tokens(directory: Path
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     for prompt in PROMPTS:
         assert llm.generate(prompt, params).token_ids == alone.generate(prompt, params).token_ids
+
+
+def tokens_of_200(llm: LLM) -> dict[int, tuple[list[int], str | None]]:
+    """Run 200 requests, of which every seventh is aborted in a random step; return all tokens."""
+    rng, params = random.Random(42), SamplingParams(temperature=0, max_tokens=8)
+    beginnings = [[rng.randrange(3, 60) for _ in range(12)] for _ in range(10)]
+    sequences = [
+        Sequence(
+            number,
+            (*beginnings[number % 10], *(rng.randrange(3, 60) for _ in range(rng.randrange(1, 9)))),
+            params,
+            0,
+            8,
+            frozenset(),
+        )
+        for number in range(200)
+    ]
+    for sequence in sequences:
+        llm.engine.add(sequence)
+    doomed = set(range(0, 200, 7))
+    while llm.engine.has_work():
+        llm.engine.step()
+        running = sorted(doomed & llm.engine.live.keys())
+        if running and rng.random() < 0.5:
+            llm.engine.abort(running[0])
+            doomed.remove(running[0])
+    return {each.sequence_id: (each.output_ids, each.finish_reason) for each in sequences}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_200_requests_with_preemptions_and_aborts_get_the_tokens_of_one_rank(
+    directory: Path, num_ranks: int
+) -> None:
+    small: dict[str, Any] = {"block_size": 12, "num_blocks": 7, "max_num_seqs": 6}
+    llm, _ = over_threads(directory, num_ranks, **small)
+    with llm.count_work() as counted:
+        found = tokens_of_200(llm)
+    assert found == tokens_of_200(LLM.load(directory, weights="float32", **small))
+    reasons = [reason for _, reason in found.values()]
+    assert reasons.count("abort") > 5
+    assert counted.preemptions > 5
+    assert llm.manager.num_available == 7

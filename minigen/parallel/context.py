@@ -15,6 +15,7 @@ keys instead of passing them on.
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -47,7 +48,7 @@ def zigzag_parts(num_tokens: int, num_ranks: int) -> Parts:
 
 def _chunks(num_tokens: int, num_chunks: int) -> list[range]:
     ends = [num_tokens * chunk // num_chunks for chunk in range(num_chunks + 1)]
-    return [range(first, end) for first, end in zip(ends, ends[1:], strict=False)]
+    return [range(first, end) for first, end in pairwise(ends)]
 
 
 def most_rows(parts: Parts) -> int:

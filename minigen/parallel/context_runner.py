@@ -110,9 +110,9 @@ class DividedRows:
     """
 
     num_rows: int
-    indices: list[Int64[Tensor, " tokens"]]
+    indices: list[Int64[Tensor, " _tokens"]]
     cached_slots: Int64[Tensor, " slots"]
-    stored: list[tuple[Int64[Tensor, " owned"], Int64[Tensor, " owned"]]]
+    stored: list[tuple[Int64[Tensor, " _owned"], Int64[Tensor, " _owned"]]]
     tiles: dict[int | None, list[list[Tile]]]
 
 

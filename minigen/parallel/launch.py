@@ -230,9 +230,7 @@ def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
     return load(checkpoint, settings, comm)
 
 
-def _load_part_of_context(
-    checkpoint: Checkpoint, settings: Settings, comm: Comm
-) -> ContextRunner:
+def _load_part_of_context(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> ContextRunner:
     """Load all weights, with memory for this rank's slice of every block."""
     config, dtype = checkpoint.config, DTYPES[settings.form]
     sizes = (config.kv_heads, settings.block_size // comm.num_ranks, config.head_dim)
