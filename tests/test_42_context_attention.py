@@ -158,7 +158,7 @@ def test_merges_in_float64_are_within_their_bound_of_50_digits(at_once: bool) ->
         for query in range(9):
             weights = [Decimal(x).exp() for x in sums[:, query].tolist()]
             terms = zip(weights, outputs[:, query].tolist(), strict=True)
-            exact = sum(weight * Decimal(x) for weight, x in terms) / sum(weights)
+            exact = sum((weight * Decimal(x) for weight, x in terms), Decimal()) / sum(weights)
             error = abs(Decimal(found.output[query].item()) - exact)
             assert error <= Decimal(bound * float(outputs.abs().max()))
 

@@ -61,7 +61,7 @@ def pass_round(comm: Comm) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_a_ring_of_processes_passes_tensors_of_any_size_on(num_ranks: int, tmp_path: Path) -> None:
     meeting = tmp_path / "rendezvous"
     peers = [
@@ -75,7 +75,7 @@ def test_a_ring_of_processes_passes_tensors_of_any_size_on(num_ranks: int, tmp_p
     assert all(bool((x == 1).all()) for x in found), "after n - 1 shifts, that of the next rank"
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_answers_are_those_of_one_process_with_preemptions_and_shared_prefixes(
     directory: Path, num_ranks: int
 ) -> None:

@@ -48,7 +48,7 @@ def test_every_token_of_the_cache_is_on_one_rank_in_order(num_ranks: int) -> Non
         assert counts.max() - counts.min() <= slices.size
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 def test_answers_are_those_of_one_rank_with_preemptions_and_shared_prefixes(
     directory: Path, num_ranks: int
 ) -> None:
@@ -77,9 +77,13 @@ def test_every_family_gives_the_logits_of_one_rank_also_in_windows(
     pairs = zip(llm.generate(prompts, params), alone.generate(prompts, params), strict=True)
     for ours, theirs in pairs:
         assert ours.token_ids == theirs.token_ids
-        found, expected = (each.prompt_logprobs[1:] + each.logprobs for each in (ours, theirs))
-        for mine, other in zip(found, expected, strict=True):
-            for token, logprob in other.items():
+        found, expected = (
+            [*(each.prompt_logprobs or []), *(each.logprobs or [])] for each in (ours, theirs)
+        )
+        assert len(expected) > 8
+        for mine, other in zip(found[1:], expected[1:], strict=True):
+            assert mine is not None
+            for token, logprob in (other or {}).items():
                 assert mine[token].logprob == pytest.approx(logprob.logprob, abs=1e-4)
 
 
@@ -103,7 +107,9 @@ def chunked_logits(llm: LLM, seed: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))]
+)
 def test_prompts_in_pieces_beside_other_sequences_have_the_logits_of_one_rank(
     directory: Path, num_ranks: int, seed: int
 ) -> None:
@@ -172,9 +178,12 @@ def test_verified_drafts_are_shared_or_divided_like_other_tokens(directory: Path
     speculative = {"method": "ngram", "num_speculative_tokens": 8, "adaptive": False}
     alone = LLM.load(directory, weights="float32")
     llm, _ = over_threads(directory, 2, speculative_config=speculative)
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    for prompt in PROMPTS:
-        assert llm.generate(prompt, params).token_ids == alone.generate(prompt, params).token_ids
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with llm.count_work() as counted:
+        for prompt in PROMPTS[:3]:
+            expected = alone.generate(prompt, params).token_ids
+            assert llm.generate(prompt, params).token_ids == expected
+    assert counted.tokens_drafted > 0
 
 
 def tokens_of_200(llm: LLM) -> dict[int, tuple[list[int], str | None]]:

@@ -65,13 +65,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> PartialAtte
     grouped = q.to(wide).unflatten(-2, (k.shape[-2], -1)) / math.sqrt(q.shape[-1])
     scores = torch.einsum("...qhgd,...khd->...hgqk", grouped, k.to(wide))
     if mask is not None:
-        scores = scores.masked_fill(~mask.unsqueeze(-3).unsqueeze(-3), -math.inf)
+        scores.masked_fill_(~mask.unsqueeze(-3).unsqueeze(-3), -math.inf)
     if scores.shape[-1] == 0:
         scores = scores.new_full((*scores.shape[:-1], 1), -math.inf)
         v = v.new_zeros((*v.shape[:-3], 1, *v.shape[-2:]))
     largest = scores.amax(dim=-1, keepdim=True)
     largest = largest.where(largest.isfinite(), 0)  # -inf - -inf is nan
-    weights = (scores - largest).exp()
+    weights = scores.sub_(largest).exp_()  # in place: scores are most of the memory
     total = weights.sum(dim=-1, keepdim=True)
     mixed = torch.einsum("...hgqk,...khd->...qhgd", weights, v.to(wide))
     by_query = total.squeeze(-1).movedim(-1, -3).unsqueeze(-1)  # queries, kv_heads, g, 1

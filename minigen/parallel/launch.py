@@ -226,8 +226,9 @@ def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> S
 
 
 def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
-    load = {"tensor": _load_shard, "context": _load_part_of_context}[settings.cut]
-    return load(checkpoint, settings, comm)
+    if settings.cut == "context":
+        return _load_part_of_context(checkpoint, settings, comm)
+    return _load_shard(checkpoint, settings, comm)
 
 
 def _load_part_of_context(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> ContextRunner:
