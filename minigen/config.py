@@ -165,6 +165,12 @@ class EngineConfig:
     tensor_parallel_size: int = option(
         1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
     )
+    context_parallel_size: int = option(
+        1,
+        "Processes that divide each long prompt and the KV cache, with all weights in each, and "
+        "share threads.",
+        whole(1, 64),
+    )
     device: str = option(
         "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
     )
@@ -204,6 +210,44 @@ class EngineConfig:
                 "tensor_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."
             )
+
+        if self.context_parallel_size > 1:
+            self._check_context_parallel()
+
+    def _check_context_parallel(self) -> None:
+        ranks = self.context_parallel_size
+        if self.tensor_parallel_size > 1:
+            raise OptionError(
+                "context_parallel_size has all weights in each process and tensor_parallel_size a "
+                "part of them; set only one of them above 1."
+            )
+        if self.device != "cpu":
+            raise OptionError(
+                f"context_parallel_size {ranks} runs on CPUs only: leave it at 1, or set device to "
+                f"'cpu' instead of {self.device!r}."
+            )
+        if self.attention_backend not in ("auto", "torch"):
+            raise OptionError(
+                "context_parallel_size above 1 has its own attention across processes: leave "
+                "attention_backend at 'auto'."
+            )
+        if self.speculation is not None and self.speculation.method == "draft_model":
+            raise OptionError(
+                "context_parallel_size above 1 has no draft_model, which runs in one process: take "
+                "another method of speculation, such as ngram."
+            )
+        if self.block_size % ranks:
+            fitting = -(-self.block_size // ranks) * ranks
+            raise OptionError(
+                f"block_size {self.block_size} cannot be divided among context_parallel_size "
+                f"{ranks} processes, which have a slice of each block: set it to a multiple of "
+                f"{ranks}, such as {fitting}."
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes of the model."""
+        return self.tensor_parallel_size * self.context_parallel_size
 
     @property
     def kv_bytes(self) -> int | None:

@@ -92,8 +92,9 @@ class LLM:
         `prefix_cache` take no instance, because the engine builds them from its other parts.
 
         With `tensor_parallel_size` above 1, as many processes hold one shard of the model each;
-        `threads` and `kv_cache_memory` are divided among them. They are started here and end with
-        this process, or at `close`. Under `torchrun`, the ranks are the processes that it started,
+        `threads` and `kv_cache_memory` are divided among them. With `context_parallel_size` each
+        holds all weights instead, and a part of the tokens. The processes are started here and end
+        with this one, or at `close`. Under `torchrun`, the ranks are the processes that it started,
         and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
         """
         from minigen import hub

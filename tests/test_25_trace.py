@@ -48,6 +48,7 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.ALL_REDUCED: {"bytes", "duration_ns"},
     EventKind.ALL_GATHERED: {"bytes", "duration_ns"},
     EventKind.BROADCAST: {"bytes", "duration_ns"},
+    EventKind.SHIFTED: {"bytes", "duration_ns"},
 }
 
 

@@ -23,7 +23,8 @@ minigen.kv_cache.paged minigen.kv_cache.radix_cache minigen.model.attention mini
 minigen.model.transformer minigen.sampling.sampler minigen.sampling.params""".split()
 
 OPTIONS = """max_num_seqs max_num_batched_tokens block_size num_blocks kv_cache_memory
-enable_prefix_caching attention_backend tensor_parallel_size""".split()
+enable_prefix_caching attention_backend tensor_parallel_size
+context_parallel_size""".split()
 SAMPLING = ("top_p", "min_p", "presence_penalty")
 
 

@@ -110,7 +110,7 @@ class Assembly:
 
 def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     """Choose an implementation for each part, and build the engine from them."""
-    num_threads = max((options.threads or torch_threads()) // options.tensor_parallel_size, 1)
+    num_threads = max((options.threads or torch_threads()) // options.num_ranks, 1)
     torch.set_num_threads(num_threads)
     plan = make_plan(checkpoint, options)
     num_blocks = _num_blocks(checkpoint.config, options, plan)

@@ -113,10 +113,12 @@ class CpuPlan:
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen for each part, and why."""
-        ranks = self.options.tensor_parallel_size
+        ranks = self.options.num_ranks
         linear = "torch"
         by_layers = self.attention if self.coded is None else attend_coded
         attention = "paged, in the compiled step" if self.compiled else name_of(by_layers)
+        if self.options.context_parallel_size > 1:
+            attention = "a ring for the parts of a prompt, a merge for those of the cache"
         if self.compiled or self.form in ("int8", "int4"):
             linear = "Numba, weights packed in panels of sixteen rows"
         elif _packs(self.form):
@@ -142,8 +144,8 @@ class CpuPlan:
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
     ) -> tuple[Runner, Callable[[], Any]]:
         """Build the runner, with memory for `num_blocks` blocks, and what ends its processes."""
-        if self.options.tensor_parallel_size > 1:
-            return self._sharded(manager, num_blocks, num_threads, trace)
+        if self.options.num_ranks > 1:
+            return self._over_ranks(manager, num_blocks, num_threads, trace)
         build = self._compiled if self.compiled else self._by_layers
         return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
 
@@ -188,15 +190,16 @@ class CpuPlan:
         windows, most = config.sliding_windows, self.options.max_num_batched_tokens
         return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
 
-    def _sharded(
+    def _over_ranks(
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
     ) -> tuple[Runner, Callable[[], Any]]:
         """Start the other ranks, and return rank 0's runner and what ends the others."""
         from minigen.parallel.launch import Settings, start_driver
 
         options, path = self.options, str(self.checkpoint.path.resolve())
-        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads)
-        ranks, most = options.tensor_parallel_size, options.max_num_batched_tokens
+        cut = "context" if options.context_parallel_size > 1 else "tensor"
+        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads, cut)
+        ranks, most = options.num_ranks, options.max_num_batched_tokens
         driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
         return driver, driver.close
 
@@ -260,9 +263,9 @@ def _choose(
 
 def _check_own(options: EngineConfig, own_attention: bool) -> None:
     """Raise `OptionError` if something else than minigen's own attention reads the KV cache."""
-    if own_attention and options.tensor_parallel_size == 1:
+    if own_attention and options.num_ranks == 1:
         return
-    ranks = f"the model is split over {options.tensor_parallel_size} processes"
+    ranks = f"the model is split over {options.num_ranks} processes"
     obstacle = ranks if own_attention else "an attention_backend was passed in"
     raise OptionError(
         f"kv_cache_dtype={options.kv_cache_dtype!r} needs minigen's own attention in one process, "
@@ -331,8 +334,8 @@ def _obstacle(
     """Return why the compiled step cannot run, or None if it can."""
     if form == "float32":
         return "the compiled step has no float32 weights"
-    if options.tensor_parallel_size > 1:
-        return f"the model is split over {options.tensor_parallel_size} processes"
+    if options.num_ranks > 1:
+        return f"the model is split over {options.num_ranks} processes"
     if not own_attention:
         return "an attention_backend was passed in"
     if not has_numba():

@@ -1,1 +1,1 @@
-"""Tensor parallelism: one model split over several processes, and the messages between them."""
+"""Tensor and context parallelism: one model over several processes, and their messages."""

@@ -1,4 +1,4 @@
-"""Messages between the ranks of one model: three collective operations, four implementations.
+"""Messages between the ranks of one model: four collective operations, four implementations.
 
 A rank is one of several workers that do the same work at the same time, each on its own shard;
 ranks are numbered from 0. Every operation is a collective: all ranks call it, in the same order,
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -51,6 +52,10 @@ class Comm(Protocol):
         """Return the tensor of rank 0, on every rank."""
         ...
 
+    def shift(self, x: Numbers) -> Numbers:
+        """Return the tensor of rank - 1: every rank sends its own to rank + 1, the last to 0."""
+        ...
+
 
 @dataclass(frozen=True)
 class SoloComm:
@@ -66,6 +71,9 @@ class SoloComm:
         return x
 
     def broadcast(self, x: Numbers) -> Numbers:
+        return x
+
+    def shift(self, x: Numbers) -> Numbers:
         return x
 
 
@@ -96,6 +104,9 @@ class ThreadComm:
 
     def broadcast(self, x: Numbers) -> Numbers:
         return self._all_tensors(x)[0]
+
+    def shift(self, x: Numbers) -> Numbers:
+        return self._all_tensors(x)[(self.rank - 1) % self.num_ranks]
 
     def abort(self) -> None:
         """Break the barrier, so that ranks waiting for this one raise an error."""
@@ -149,6 +160,18 @@ def run_ranks(
 
 
 @dataclass(frozen=True)
+class _Both:
+    """Two messages that are under way."""
+
+    first: Any
+    second: Any
+
+    def wait(self) -> None:
+        self.first.wait()
+        self.second.wait()
+
+
+@dataclass(frozen=True)
 class GroupComm:
     """A rank among processes: torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
@@ -180,6 +203,19 @@ class GroupComm:
         x = x.contiguous()
         self._wait(lambda: self.group.broadcast(x, 0))
         return x
+
+    def shift(self, x: Numbers) -> Numbers:
+        if self.num_ranks == 1:
+            return x
+        x, received = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        target, source = (self.rank + 1) % self.num_ranks, (self.rank - 1) % self.num_ranks
+        send = partial(self.group.send, [x], target, 0)
+        receive = partial(self.group.recv, [received], source, 0)
+        # Both are under way at once. Odd ranks start to receive first, because NCCL runs the two
+        # messages of a pair in the order in which they were started.
+        first, second = (receive, send) if self.rank % 2 else (send, receive)
+        self._wait(lambda: _Both(first(), second()))
+        return received
 
     def _wait(self, start: Callable[[], Any]) -> None:
         try:
@@ -236,6 +272,9 @@ class TracedComm:
 
     def broadcast(self, x: Numbers) -> Numbers:
         return self._traced(EventKind.BROADCAST, self.comm.broadcast, x)
+
+    def shift(self, x: Numbers) -> Numbers:
+        return self._traced(EventKind.SHIFTED, self.comm.shift, x)
 
     def _traced(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.trace.active:

@@ -29,8 +29,10 @@ from minigen.child_process import start_module
 from minigen.errors import OptionError, WorkerError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool
+from minigen.model.transformer import build_transformer
 from minigen.parallel.comm import Comm, TracedComm, joined_comm, local_comm
-from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, run_steps
+from minigen.parallel.context_runner import ContextRunner
+from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, StepRunner, run_steps
 from minigen.parallel.sharding import build_share, local_config
 from minigen.trace.events import Trace
 
@@ -138,6 +140,7 @@ class Settings:
     block_size: int
     num_blocks: int
     num_threads: int
+    cut: str  # "tensor": a shard of the weights on each rank; "context": a part of the tokens
 
 
 def start_driver(
@@ -161,7 +164,7 @@ def start_driver(
         connect = partial(local_comm, 0, num_ranks, workers.rendezvous)
         watch, close = workers.check, workers.close
     else:
-        torchrun = _torchrun_comm(num_ranks)
+        torchrun = _torchrun_comm(num_ranks, f"{settings.cut}_parallel_size")
         if torchrun.rank > 0:
             run_worker(torchrun, checkpoint)
             exit_process()
@@ -202,12 +205,11 @@ def torchrun_rank() -> int | None:
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def _torchrun_comm(num_ranks: int) -> Comm:
+def _torchrun_comm(num_ranks: int, option: str) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
         raise OptionError(
-            f"torchrun started {started} ranks, but tensor_parallel_size is {num_ranks}; they must "
-            "be equal."
+            f"torchrun started {started} ranks, but {option} is {num_ranks}; they must be equal."
         )
     return joined_comm()
 
@@ -216,14 +218,32 @@ def _return_comm(comm: Comm) -> Comm:
     return comm
 
 
-def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
+def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
     _send(settings, comm)
     runner = _load(checkpoint, settings, comm)
     _wait_for_all(comm)
     return runner
 
 
-def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
+def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
+    if settings.cut == "context":
+        return _load_part_of_context(checkpoint, settings, comm)
+    return _load_shard(checkpoint, settings, comm)
+
+
+def _load_part_of_context(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> ContextRunner:
+    """Load all weights, with memory for this rank's slice of every block."""
+    config, dtype = checkpoint.config, DTYPES[settings.form]
+    sizes = (config.kv_heads, settings.block_size // comm.num_ranks, config.head_dim)
+    with memory_for(settings.num_blocks, settings.block_size):
+        pool = KVPool(config.num_layers, settings.num_blocks, *sizes, dtype)
+    with one_thread():
+        parts = (checkpoint.tensors, dtype, *linears(settings.form, settings.num_threads))
+        model = build_transformer(config, *parts)
+    return ContextRunner(model, pool, config.sliding_windows, comm, settings.num_threads)
+
+
+def _load_shard(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
     dtype = DTYPES[settings.form]
     smaller = local_config(checkpoint.config, comm.rank, comm.num_ranks)
     sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)

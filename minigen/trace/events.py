@@ -36,6 +36,7 @@ class EventKind(Enum):
     ALL_REDUCED = "all_reduced"  # bytes (of each rank's input), duration_ns
     ALL_GATHERED = "all_gathered"  # bytes, duration_ns
     BROADCAST = "broadcast"  # bytes, duration_ns
+    SHIFTED = "shifted"  # bytes, duration_ns
 
     __hash__ = object.__hash__  # members are unique, and Enum's own hash is a call in Python
 

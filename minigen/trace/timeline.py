@@ -25,7 +25,12 @@ MARKS = {
     EventKind.FAILED: "failed",
 }
 _ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
-_MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
+_MESSAGES = (
+    EventKind.ALL_REDUCED,
+    EventKind.ALL_GATHERED,
+    EventKind.BROADCAST,
+    EventKind.SHIFTED,
+)
 
 
 class State(Enum):
