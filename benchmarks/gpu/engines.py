@@ -11,13 +11,8 @@ from torch import Tensor
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kernels.triton.attention import DevicePool
-from minigen.kernels.triton.runner import (
-    GpuRunner,
-    KernelModel,
-    captured_sizes,
-    choose_on_device,
-    kernel_model,
-)
+from minigen.kernels.triton.kernel_model import KernelModel, kernel_model
+from minigen.kernels.triton.runner import GpuRunner, captured_sizes, choose_on_device
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.layers import DenseLinear, rotary_frequencies

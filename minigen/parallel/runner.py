@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -88,6 +88,22 @@ def receive_step(comm: Comm) -> Step | None:
     return Step(copies, batch)
 
 
+def send_keepalive(comm: Comm) -> None:
+    """Broadcast a message without a step. Raises `WorkerError` if a rank is found to have ended."""
+    comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
+
+
+class StepRunner(Protocol):
+    """What runs a rank's share of every step."""
+
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the KV cache."""
+
+    def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
+        """Return the logits, equal on every rank; all ranks must call this with the same step."""
+
+
 class RankRunner:
     """Runs one rank's shard of every step: its heads, its slice of the ffn, its KV cache."""
 
@@ -101,6 +117,11 @@ class RankRunner:
         self.model, self.pool, self.windows = model, pool, windows
         self.num_threads = num_threads
 
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the KV cache."""
+        return self.pool.block_size
+
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits, equal on every rank; all ranks must call this with the same step."""
@@ -111,7 +132,7 @@ class RankRunner:
         return self.model.logits(hidden[step.batch.logits_rows])
 
 
-def run_steps(runner: RankRunner, comm: Comm) -> None:
+def run_steps(runner: StepRunner, comm: Comm) -> None:
     """Run rank 0's steps until it stops. Raises `WorkerError` if it ends unexpectedly."""
     while (step := receive_step(comm)) is not None:
         runner.run(step)
@@ -125,14 +146,14 @@ class DriverRunner:
 
     def __init__(
         self,
-        runner: RankRunner,
+        runner: StepRunner,
         comm_thread: "CommThread",
         manager: BlockManager,
         max_num_batched_tokens: int,
         close: Callable[[], None],
     ):
         self.manager, self._runner, self._comm_thread = manager, runner, comm_thread
-        self._packer = Packer(manager, runner.pool.block_size, max_num_batched_tokens)
+        self._packer = Packer(manager, runner.block_size, max_num_batched_tokens)
         self.close = weakref.finalize(self, _end, comm_thread, close)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
@@ -145,7 +166,7 @@ class DriverRunner:
         return logits
 
 
-def _run_on_all_ranks(runner: RankRunner, step: Step, comm: Comm) -> Float[Tensor, "rows vocab"]:
+def _run_on_all_ranks(runner: StepRunner, step: Step, comm: Comm) -> Float[Tensor, "rows vocab"]:
     send_step(comm, step)
     try:
         return runner.run(step)
@@ -252,7 +273,7 @@ def _run_commands(
         try:
             item = commands.get(timeout=KEEPALIVE_SECONDS)
         except Empty:
-            comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
+            send_keepalive(comm)
             continue
         if item is None:
             break
