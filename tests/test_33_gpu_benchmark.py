@@ -41,7 +41,8 @@ class Refused:
 sys.meta_path.insert(0, Refused)
 import benchmarks.gpu.parts
 import tests.gpu.equal_twins, tests.gpu.equal_decode, tests.gpu.equal_prefill
-import tests.gpu.equal_engine, tests.gpu.equal_ranks
+import tests.gpu.equal_engine, tests.gpu.equal_ranks, tests.gpu.equal_shares
+import tests.gpu.equal_two_gpus
 print(*benchmarks.gpu.parts.parts())
 """
 

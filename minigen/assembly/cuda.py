@@ -149,7 +149,6 @@ def plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaP
                 "computes in bfloat16 only: leave it at 'auto'."
             )
     if options.tensor_parallel_size > 1:
-        _check_gpus(options.tensor_parallel_size)
         return _split(checkpoint, options, "cuda", DTYPE, trace)
     torch.cuda.empty_cache()  # memory that torch still caches for earlier models counts as free
     free, _ = torch.cuda.mem_get_info()
@@ -172,6 +171,8 @@ def _split(
 
     ranks = options.tensor_parallel_size
     check_ranks(checkpoint.config, checkpoint.tensors, "bfloat16", ranks)
+    if device == "cuda":
+        _check_gpus(ranks)
     group = GpuGroup(checkpoint, ranks, device, dtype, trace)
     left = ranks * left_for_cache(group.free_bytes, checkpoint, options)
     return CudaPlan(checkpoint, options, left, group, device=device, dtype=dtype)

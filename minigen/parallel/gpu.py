@@ -124,7 +124,7 @@ def connect_rank(control: Comm, settings: GpuSettings) -> GpuRank:
         return GpuRank(control, control, torch.device("cpu"), dtype, _INTERPRETED)
     device = torch.device("cuda", local_gpu(control.rank))
     torch.cuda.set_device(device)
-    data = _nccl(control.rank, control.num_ranks, settings.rendezvous)
+    data = nccl_comm(control.rank, control.num_ranks, settings.rendezvous)
     return GpuRank(control, data, device, dtype, _capture_obstacle(control, data, device))
 
 
@@ -133,7 +133,11 @@ def local_gpu(rank: int) -> int:
     return rank if torchrun_rank() is None else int(os.environ["LOCAL_RANK"])
 
 
-def _nccl(rank: int, num_ranks: int, rendezvous: str | None) -> GroupComm:
+def nccl_comm(rank: int, num_ranks: int, rendezvous: str | None) -> GroupComm:
+    """Connect this thread's current GPU with the other ranks' over NCCL, at their first message.
+
+    The ranks meet at the file `rendezvous`, or as `torchrun` told them.
+    """
     if rendezvous is None:
         return GroupComm(dist.new_group(backend="nccl", timeout=TIMEOUT))
     nccl: Any = dist.ProcessGroupNCCL
