@@ -81,6 +81,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    import minigen.parallel.gpu  # noqa: F401  # its kernels are imported without GPUs
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
@@ -151,8 +153,9 @@ def test_ranks_report_the_free_memory_of_all() -> None:
 
 SKIPS = """
 import torch
+import benchmarks.gpu.parts
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-import benchmarks.gpu.parts, tests.gpu.equal_two_gpus as two
+import tests.gpu.equal_two_gpus as two
 print(benchmarks.gpu.parts.parts()["two_gpus"]({})["left out"])
 print(two.pytestmark.args, two.pytestmark.kwargs["reason"])
 """

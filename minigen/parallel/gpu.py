@@ -225,12 +225,7 @@ class GpuRankRunner:
     """Runs one rank's share of every step on its GPU: a `minigen.parallel.runner.StepRunner`."""
 
     def __init__(self, rank: GpuRank, steps: DeviceSteps):
-        self.rank, self.steps = rank, steps
-
-    @property
-    def block_size(self) -> int:
-        """The tokens of a block of the KV cache."""
-        return self.steps.pool.block_size
+        self.rank, self.steps, self.block_size = rank, steps, steps.pool.block_size
 
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits, equal on every rank, on the device.
@@ -244,8 +239,9 @@ class GpuRankRunner:
         return logits
 
     def release(self) -> None:
-        """Free the captured steps."""
+        """Free the captured steps, and then end NCCL's messages, which waits for those."""
         self.steps.release()
+        _abort(self.rank.data)
 
     def _wait(self) -> None:
         """Wait for the GPU. Raises `WorkerError` if a rank ends that this GPU may be waiting for.
@@ -262,16 +258,15 @@ class GpuRankRunner:
                 try:
                     send_keepalive(self.rank.control)
                 except WorkerError:
-                    _abort(self.rank.data)
+                    self.release()  # else this GPU would never be free again
                     raise
 
 
 def _abort(data: Comm) -> None:
-    """End the messages between GPUs that will never be complete, so that this GPU is free again."""
+    """End the messages between GPUs, also those that would never be complete."""
     comm = data.comm if isinstance(data, TracedComm) else data
-    abort = getattr(comm.group, "abort", None) if isinstance(comm, GroupComm) else None
-    if abort is not None:
-        abort()
+    if isinstance(comm, GroupComm) and "nccl" in comm.group.name():
+        comm.group.abort()
 
 
 def run_gpu_worker(
@@ -351,6 +346,7 @@ class GpuGroup:
             self._is_waiting = False
             with suppress(WorkerError):  # they may have ended
                 self._started.comm_thread.call(partial(send_settings, {}))
+            _abort(self._rank.data)
             self._started.comm_thread.end()
             self._started.close()
 

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -93,12 +93,11 @@ def send_keepalive(comm: Comm) -> None:
     comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
 
 
+@runtime_checkable
 class StepRunner(Protocol):
-    """What runs a rank's share of every step."""
+    """What runs a rank's share of every step, with blocks of `block_size` tokens."""
 
-    @property
-    def block_size(self) -> int:
-        """The tokens of a block of the KV cache."""
+    block_size: int
 
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits, equal on every rank; all ranks must call this with the same step."""
@@ -115,12 +114,7 @@ class RankRunner:
         num_threads: int,
     ):
         self.model, self.pool, self.windows = model, pool, windows
-        self.num_threads = num_threads
-
-    @property
-    def block_size(self) -> int:
-        """The tokens of a block of the KV cache."""
-        return self.pool.block_size
+        self.num_threads, self.block_size = num_threads, pool.block_size
 
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:

@@ -10,7 +10,7 @@ Shoeybi et al. 2019 (Megatron-LM).
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -32,6 +32,7 @@ ReadLayer = Callable[[int, Tensor], Tensor]  # attention of a layer, by its id a
 Logits = Float[Tensor, "rows vocab"]
 
 
+@runtime_checkable
 class Ranks(Protocol):
     """What joins a rank's share of the model with the others'; all ranks call it in one order."""
 
