@@ -136,7 +136,7 @@ def local_gpu(rank: int) -> int:
 def nccl_comm(rank: int, num_ranks: int, rendezvous: str | None) -> GroupComm:
     """Connect this thread's current GPU with the other ranks' over NCCL, at their first message.
 
-    The ranks meet at the file `rendezvous`, or as `torchrun` told them.
+    The ranks meet at the file `rendezvous`; without one, as `torchrun` has set them up.
     """
     if rendezvous is None:
         return GroupComm(dist.new_group(backend="nccl", timeout=TIMEOUT))
