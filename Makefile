@@ -55,8 +55,8 @@ test-clients: ## run other projects' clients, unchanged, against the server (ins
 	@$(VENV) -m minigen compile int4
 	@$(VENV) -m tools.clients
 
-test-gpu: ## check the Triton kernels on this machine's GPU; installs nothing, uses $(PYTHON)
-	@$(PYTHON) -m pytest -q -c tests/gpu/pytest.ini tests/gpu/equal_*.py
+test-gpu: ## check the Triton kernels on this machine's GPUs, one or two; installs nothing, uses $(PYTHON)
+	@$(PYTHON) -m pytest -q -rs -c tests/gpu/pytest.ini tests/gpu/equal_*.py
 
 check: ## check lint and types, and that chapters, modules, tests and documents agree
 	@$(ENVIRONMENT) cpu server notebooks test

@@ -163,7 +163,10 @@ class EngineConfig:
         panel="Speculative decoding",
     )
     tensor_parallel_size: int = option(
-        1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
+        1,
+        "Processes that hold a shard of the model each, and share threads; with device cuda each "
+        "has a GPU.",
+        whole(1, 64),
     )
     context_parallel_size: int = option(
         1,
@@ -200,12 +203,8 @@ class EngineConfig:
                 f"max_num_seqs {self.max_num_seqs}, so that each running sequence gets its token "
                 "in every step."
             )
-        if self.tensor_parallel_size > 1 and self.device != "cpu":
-            raise OptionError(
-                f"device={self.device!r} holds a whole model: leave tensor_parallel_size at 1, or "
-                "set device to 'cpu'."
-            )
-        if self.tensor_parallel_size > 1 and self.attention_backend not in ("auto", "torch"):
+        own = ("auto", "torch") if self.device == "cpu" else ("auto", "triton")
+        if self.tensor_parallel_size > 1 and self.attention_backend not in own:
             raise OptionError(
                 "tensor_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."

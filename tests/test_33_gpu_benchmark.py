@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu.supervised import NO_TIME, measure, read, supervise, write
 from minigen.assembly import cuda
 from minigen.config import EngineConfig
+from minigen.trace.events import Trace
 from tests.gpu.processes import ROOT, run_python
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
@@ -40,7 +41,8 @@ class Refused:
 sys.meta_path.insert(0, Refused)
 import benchmarks.gpu.parts
 import tests.gpu.equal_twins, tests.gpu.equal_decode, tests.gpu.equal_prefill
-import tests.gpu.equal_engine, tests.gpu.equal_ranks
+import tests.gpu.equal_engine, tests.gpu.equal_ranks, tests.gpu.equal_shares
+import tests.gpu.equal_two_gpus
 print(*benchmarks.gpu.parts.parts())
 """
 
@@ -118,8 +120,8 @@ def test_the_cache_uses_the_memory_that_weights_and_a_step_leave_free(
     )
     checkpoint = SimpleNamespace(config=config, num_parameters=8 * 10**9)
     options = EngineConfig(max_num_seqs=16, max_num_batched_tokens=2048, device="cuda")
-    found = cuda.plan(checkpoint, options).default_kv_bytes
+    found = cuda.plan(checkpoint, options, Trace()).default_kv_bytes
     assert emptied, "torch's cached memory counts as free, too"
     assert 0.8 * 8 * 10**9 < found < 8 * 10**9
     small = SimpleNamespace(config=config, num_parameters=13 * 10**9)
-    assert cuda.plan(small, options).default_kv_bytes == 0
+    assert cuda.plan(small, options, Trace()).default_kv_bytes == 0

@@ -3,6 +3,7 @@
 They also run on a CPU, in Triton's interpreter: the tests run there what is measured on a GPU.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,8 @@ from torch import Tensor
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kernels.triton.attention import DevicePool
-from minigen.kernels.triton.runner import (
-    GpuRunner,
-    KernelModel,
-    captured_sizes,
-    choose_on_device,
-    kernel_model,
-)
+from minigen.kernels.triton.kernel_model import KernelModel, kernel_model
+from minigen.kernels.triton.runner import GpuRunner, captured_sizes, choose_on_device
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.layers import DenseLinear, rotary_frequencies
@@ -126,8 +122,13 @@ def make_engine(
     max_num_seqs: int,
     num_blocks: int,
     max_num_batched_tokens: int = 16_384,
+    windows: SequenceOf[int | None] | None = None,
 ) -> Engine:
-    """Return an engine with minigen's own parts and the GPU runner; a GPU captures its decodes."""
+    """Return an engine with minigen's own parts and the GPU runner; a GPU captures its decodes.
+
+    `windows` are the layers' sliding windows, if some have one. `model` may be a rank's share, and
+    `shape` then has its heads.
+    """
     trace, embedding = Trace(), model.model.embedding
     device, dtype = embedding.device, embedding.dtype
     manager = BlockManager(
@@ -140,7 +141,7 @@ def make_engine(
     )
     sizes = (shape.kv_heads, BLOCK_SIZE, shape.head_dim)
     pool = DevicePool(shape.layers, num_blocks, *sizes, dtype, device)
-    windows = [None] * shape.layers
+    windows = windows or [None] * shape.layers
     captured = captured_sizes(max_num_seqs) if device.type == "cuda" else ()
     runner = GpuRunner(model, pool, manager, windows, max_num_batched_tokens, captured)
     scheduler = ContinuousScheduler(manager, max_num_seqs, max_num_batched_tokens)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import triton
 
-from benchmarks.gpu import kernels, timing, workloads
+from benchmarks.gpu import kernels, ranks, timing, workloads
 from benchmarks.gpu.engines import LLAMA_3_8B, QWEN3_0_6B
 from benchmarks.gpu.supervised import Part, Results
 
@@ -109,6 +109,8 @@ def parts() -> dict[str, Part]:
         "products_of_one_row": lambda results: kernels.products_of_one_row(
             LLAMA_3_8B, bandwidth_of(results)
         ),
+        "group_of_one_rank": lambda results: ranks.group_of_one(),
+        "two_gpus": lambda results: ranks.two_gpus(),
         "where_one_stream_goes": lambda results: workloads.where_time_goes(LLAMA_3_8B, 1, 512),
         "where_many_streams_go": lambda results: workloads.where_time_goes(QWEN3_0_6B, 256, 560),
     }

@@ -23,7 +23,7 @@ from benchmarks.gpu.engines import (
     random_model,
     run,
 )
-from minigen.kernels.triton.runner import KernelModel
+from minigen.kernels.triton.kernel_model import KernelModel
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import Transformer

@@ -82,13 +82,16 @@ class Plan(Protocol):
     ) -> tuple[Runner, Callable[[], Any]]:
         """Build the runner, with memory for `num_blocks` blocks, and what ends its processes."""
 
+    def close(self) -> None:
+        """End the processes that planning or building has started."""
 
-def make_plan(checkpoint: Checkpoint, options: EngineConfig) -> Plan:
+
+def make_plan(checkpoint: Checkpoint, options: EngineConfig, trace: Trace | None = None) -> Plan:
     """Choose how the model runs. Only this function asks for the device."""
     if options.device == "cuda":
         from minigen.assembly import cuda
 
-        return cuda.plan(checkpoint, options)
+        return cuda.plan(checkpoint, options, trace or Trace())
     return cpu.plan(checkpoint, options)
 
 
@@ -112,9 +115,19 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     """Choose an implementation for each part, and build the engine from them."""
     num_threads = max((options.threads or torch_threads()) // options.num_ranks, 1)
     torch.set_num_threads(num_threads)
-    plan = make_plan(checkpoint, options)
-    num_blocks = _num_blocks(checkpoint.config, options, plan)
     trace = Trace()
+    plan = make_plan(checkpoint, options, trace)
+    try:
+        return _assemble(checkpoint, options, plan, num_threads, trace)
+    except BaseException:
+        plan.close()
+        raise
+
+
+def _assemble(
+    checkpoint: Checkpoint, options: EngineConfig, plan: Plan, num_threads: int, trace: Trace
+) -> Assembly:
+    num_blocks = _num_blocks(checkpoint.config, options, plan)
     manager = _manager(checkpoint.config, options, num_blocks, trace)
     if manager.num_tokens < 2:
         raise OptionError(

@@ -149,6 +149,9 @@ class CpuPlan:
         build = self._compiled if self.compiled else self._by_layers
         return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
 
+    def close(self) -> None:
+        """Do nothing: planning starts no process."""
+
     def _by_layers(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
         config, options = self.checkpoint.config, self.options
         sizes = (config.kv_heads, options.block_size, config.head_dim, DTYPES[self.form])

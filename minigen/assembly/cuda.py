@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from minigen.trace.events import Trace
 
 if TYPE_CHECKING:  # reading checkpoints needs packages that the kernels do not need
     from minigen.checkpoint.checkpoint import Checkpoint
+    from minigen.parallel.gpu import GpuGroup
 
 DTYPE = torch.bfloat16
 _SHARE_FOR_CACHE = 0.9  # of the memory that weights and a step leave free
@@ -29,30 +31,54 @@ _SHARE_FOR_CACHE = 0.9  # of the memory that weights and a step leave free
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """A `minigen.assembly.build.Plan` on a GPU."""
+    """A `minigen.assembly.build.Plan` on a GPU, or on one per rank of `group`.
+
+    On the `device` "cpu", in Triton's interpreter, no graph is captured, and `dtype` is float32.
+    """
 
     checkpoint: "Checkpoint"
     options: EngineConfig
     default_kv_bytes: int
-    kv_dtype: str = "bfloat16"
+    group: "GpuGroup | None" = None
     kv_fixed_bytes: int = 0
     tokens_by: str = "Triton"
     device: str = "cuda"
+    dtype: torch.dtype = DTYPE
+
+    @property
+    def kv_dtype(self) -> str:
+        """The data type of keys and values."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes of one token's key and value in one layer."""
+        """The bytes of one token's key and value in one layer; a rank has at least one head."""
         config = self.checkpoint.config
-        return 2 * config.kv_heads * config.head_dim * DTYPE.itemsize
+        kv_heads = max(config.kv_heads, self.options.tensor_parallel_size)
+        return 2 * kv_heads * config.head_dim * self.dtype.itemsize
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen for each part, and why."""
+        graphs, ranks = "decode steps as CUDA graphs", {}
+        if self.group is not None:
+            messages = "NCCL" if self.device == "cuda" else "gloo"
+            count = self.options.tensor_parallel_size
+            ranks["ranks"] = f"{count} processes with a GPU each, over gloo; sums over {messages}"
+            graphs += " with their messages"
+            if self.group.obstacle is not None:
+                graphs = f"no CUDA graphs: {self.group.obstacle}"
         return {
-            "weights": "bfloat16 (the data type of device='cuda')",
-            "runner": "Triton's kernels and torch's matrix products, decode steps as CUDA graphs",
+            "weights": f"{self.kv_dtype} (the data type of device='cuda')",
+            "runner": f"Triton's kernels and torch's matrix products, {graphs}",
+            **ranks,
             "linear": "torch, on the GPU",
             "attention": "attend_triton",
         }
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.group is not None:
+            self.group.close()
 
     def chooser(self, num_threads: int) -> Choose:
         """Return the function that chooses tokens from logits on the GPU."""
@@ -63,38 +89,51 @@ class CudaPlan:
     def build(
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
     ) -> tuple[Runner, Callable[[], Any]]:
-        """Build the runner, with CUDA graphs of decode steps; weights are read onto the device.
+        """Build the runner, with CUDA graphs of decode steps, and what ends the other ranks.
 
-        Nothing is to be ended. On the device "cpu", in Triton's interpreter, no graph is captured.
+        Weights are read onto the device, by each rank its share.
         """
-        from minigen.kernels.triton import runner
+        if self.group is None:
+            return self._whole(manager, num_blocks), lambda: None  # no other process to end
+        from minigen.parallel.gpu import StepSizes
+
+        options, max_blocks = self.options, manager.tables.shape[1]
+        sizes = StepSizes(options.block_size, num_blocks, options.max_num_seqs, max_blocks)
+        driver = self.group.start(sizes, manager, options.max_num_batched_tokens)
+        return driver, driver.close
+
+    def _whole(self, manager: BlockManager, num_blocks: int) -> Runner:
+        from minigen.kernels.triton import kernel_model, runner
         from minigen.kernels.triton.attention import DevicePool
 
         options, config = self.options, self.checkpoint.config
         device = torch.device(self.device)
-        make_linear = runner.device_linear(DTYPE, device)
-        model = build_transformer(config, self.checkpoint.tensors, DTYPE, make_linear)
+        make_linear = kernel_model.device_linear(self.dtype, device)
+        model = build_transformer(config, self.checkpoint.tensors, self.dtype, make_linear)
         sizes = (config.kv_heads, options.block_size, config.head_dim)
         try:
-            pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
+            pool = DevicePool(config.num_layers, num_blocks, *sizes, self.dtype, device)
         except torch.cuda.OutOfMemoryError as error:
             raise OptionError(
                 f"num_blocks {num_blocks} of {options.block_size} tokens each need more memory "
                 "than the GPU has free."
             ) from error
-        built = runner.GpuRunner(
-            runner.kernel_model(model, config.max_positions, device),
+        return runner.GpuRunner(
+            kernel_model.kernel_model(model, config.max_positions, device),
             pool,
             manager,
             config.sliding_windows,
             options.max_num_batched_tokens,
             runner.captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
         )
-        return built, lambda: None
 
 
-def plan(checkpoint: "Checkpoint", options: EngineConfig) -> CudaPlan:
-    """Choose how this model runs on this machine's GPU. Raises `OptionError` if it cannot."""
+def plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaPlan:
+    """Choose how this model runs on this machine's GPUs. Raises `OptionError` if it cannot.
+
+    Ranks of a split model are started and connected here, because the size of the KV cache depends
+    on the memory of all of them; nothing is loaded yet.
+    """
     if options.attention_backend not in ("auto", "triton"):
         raise OptionError("device='cuda' has its own attention: leave attention_backend at 'auto'.")
     _need_triton("device='cuda'")
@@ -109,7 +148,46 @@ def plan(checkpoint: "Checkpoint", options: EngineConfig) -> CudaPlan:
                 f"{name}={getattr(options, name)!r} does not work with device='cuda', which "
                 "computes in bfloat16 only: leave it at 'auto'."
             )
-    return CudaPlan(checkpoint, options, _free_for_cache(checkpoint, options))
+    if options.tensor_parallel_size > 1:
+        return _split(checkpoint, options, "cuda", DTYPE, trace)
+    torch.cuda.empty_cache()  # memory that torch still caches for earlier models counts as free
+    free, _ = torch.cuda.mem_get_info()
+    return CudaPlan(checkpoint, options, left_for_cache(free, checkpoint, options))
+
+
+def interpreted_plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaPlan:
+    """Return the plan of ranks with GPUs for Triton's interpreter: CPUs, float32 and gloo.
+
+    It is for tests and learning, with `tensor_parallel_size` above 1 and TRITON_INTERPRET=1.
+    """
+    return _split(checkpoint, options, "cpu", torch.float32, trace)
+
+
+def _split(
+    checkpoint: "Checkpoint", options: EngineConfig, device: str, dtype: torch.dtype, trace: Trace
+) -> CudaPlan:
+    from minigen.parallel.gpu import GpuGroup
+    from minigen.parallel.sharding import check_ranks
+
+    ranks = options.tensor_parallel_size
+    check_ranks(checkpoint.config, checkpoint.tensors, "bfloat16", ranks)
+    if device == "cuda":
+        _check_gpus(ranks)
+    group = GpuGroup(checkpoint, ranks, device, dtype, trace)
+    left = ranks * left_for_cache(group.free_bytes, checkpoint, options)
+    return CudaPlan(checkpoint, options, left, group, device=device, dtype=dtype)
+
+
+def _check_gpus(num_ranks: int) -> None:
+    """Raise `OptionError` if this machine has fewer GPUs than ranks."""
+    from minigen.parallel.launch import num_local_ranks
+
+    needed, found = num_local_ranks(num_ranks), torch.cuda.device_count()
+    if found < needed:
+        raise OptionError(
+            f"tensor_parallel_size {num_ranks} with device='cuda' needs {needed} GPUs on this "
+            f"machine, one per rank, and torch finds {found}: set it to {found} or less."
+        )
 
 
 def interpreted_attention(weights: str) -> AttentionBackend:
@@ -133,15 +211,24 @@ def interpreted_attention(weights: str) -> AttentionBackend:
     return attend_triton
 
 
-def _free_for_cache(checkpoint: "Checkpoint", options: EngineConfig) -> int:
-    """Return the bytes of GPU memory that weights and the largest step leave to the KV cache."""
-    torch.cuda.empty_cache()  # memory that torch still caches for earlier models counts as free
-    config, (free, _) = checkpoint.config, torch.cuda.mem_get_info()
+def left_for_cache(free: int, checkpoint: "Checkpoint", options: EngineConfig) -> int:
+    """Return the bytes, of `free` ones of a GPU, that weights and the largest step leave.
+
+    Each rank holds about as much as rank 0, and all of them hold logits of the whole vocabulary.
+    """
+    config, num_parameters = checkpoint.config, checkpoint.num_parameters
+    vocab_size, ranks = config.vocab_size, options.tensor_parallel_size
+    if ranks > 1:
+        from minigen.parallel.sharding import local_config, shard_tensors
+
+        shares = shard_tensors(checkpoint.tensors, config, 0, ranks)
+        num_parameters = sum(prod(each.shape) for each in shares.values())
+        config = local_config(config, 0, ranks)
     widest = 3 * config.ffn + 4 * config.hidden + 4 * config.q_heads * config.head_dim
     step = options.max_num_batched_tokens * widest * DTYPE.itemsize
-    logits = 3 * options.max_num_seqs * config.vocab_size * 4
+    logits = 3 * options.max_num_seqs * vocab_size * 4
     tables = config.max_positions * config.head_dim * 4
-    weights = checkpoint.num_parameters * DTYPE.itemsize
+    weights = num_parameters * DTYPE.itemsize
     return max(int((free - weights - step - logits - tables) * _SHARE_FOR_CACHE), 0)
 
 

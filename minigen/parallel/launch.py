@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -153,29 +153,60 @@ def start_driver(
 ) -> DriverRunner:
     """Start all ranks, load the model on them, and return rank 0's runner.
 
-    Under `torchrun` this never returns on any other rank: that process runs as a worker, and ends
-    with rank 0. Raises `WorkerError` if another rank does not start.
+    Under `torchrun` this never returns on any other rank. Raises `WorkerError` if another rank does
+    not start.
+    """
+    started = start_ranks(checkpoint, num_ranks, trace, f"{settings.cut}_parallel_size")
+    try:
+        runner = started.comm_thread.call(partial(_load_all_ranks, checkpoint, settings))
+    except BaseException:
+        started.close()
+        raise
+    return DriverRunner(runner, started.comm_thread, manager, max_num_batched_tokens, started.close)
+
+
+@dataclass(frozen=True)
+class StartedRanks:
+    """The connected ranks, as rank 0 sees them: its communication thread, and what ends them.
+
+    `rendezvous` is the file through which they met; None under `torchrun`.
+    """
+
+    comm_thread: CommThread
+    close: Callable[[], None]
+    rendezvous: Path | None
+
+
+def start_ranks(
+    checkpoint: Checkpoint, num_ranks: int, trace: Trace, option: str = "tensor_parallel_size"
+) -> StartedRanks:
+    """Start all ranks, or join those of `torchrun`, and connect them; nothing is loaded yet.
+
+    Under `torchrun` this never returns on any other rank: that process runs as a worker with this
+    checkpoint, and ends with rank 0. Raises `WorkerError` if another rank does not start, and
+    `OptionError` if `torchrun` started another number of ranks than `option` says.
     """
     connect: Callable[[], Comm]
     watch: Callable[[WorkerError | None], None] = _watch_nothing
     close: Callable[[], None]
+    rendezvous = None
     if torchrun_rank() is None:
         workers = Workers(num_ranks)
-        connect = partial(local_comm, 0, num_ranks, workers.rendezvous)
+        rendezvous = workers.rendezvous
+        connect = partial(local_comm, 0, num_ranks, rendezvous)
         watch, close = workers.check, workers.close
     else:
-        torchrun = _torchrun_comm(num_ranks, f"{settings.cut}_parallel_size")
+        torchrun = _torchrun_comm(num_ranks, option)
         if torchrun.rank > 0:
             run_worker(torchrun, checkpoint)
             exit_process()
         connect, close = partial(_return_comm, torchrun), dist.destroy_process_group
     try:
         comm_thread = CommThread(lambda: TracedComm(connect(), trace), watch)
-        runner = comm_thread.call(partial(_load_all_ranks, checkpoint, settings))
     except BaseException:
         close()
         raise
-    return DriverRunner(runner, comm_thread, manager, max_num_batched_tokens, close)
+    return StartedRanks(comm_thread, close, rendezvous)
 
 
 def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
@@ -184,7 +215,13 @@ def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
     `checkpoint` replaces the path in the settings, for a rank on another machine. Raises
     `WorkerError` if rank 0 ends unexpectedly.
     """
-    settings = _receive(comm)
+    values = receive_settings(comm)
+    if "device" in values:
+        from minigen.parallel.gpu import run_gpu_worker
+
+        run_gpu_worker(comm, values, checkpoint)
+        return
+    settings = Settings(**values)
     runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm)
     _wait_for_all(comm)
     run_steps(runner, comm)
@@ -205,6 +242,12 @@ def torchrun_rank() -> int | None:
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
+def num_local_ranks(num_ranks: int) -> int:
+    """Return how many of the ranks are on this machine: all of them, unless `torchrun` says."""
+    here = os.environ.get("LOCAL_WORLD_SIZE") if torchrun_rank() is not None else None
+    return num_ranks if here is None else int(here)
+
+
 def _torchrun_comm(num_ranks: int, option: str) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
@@ -219,7 +262,7 @@ def _return_comm(comm: Comm) -> Comm:
 
 
 def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
-    _send(settings, comm)
+    send_settings(asdict(settings), comm)
     runner = _load(checkpoint, settings, comm)
     _wait_for_all(comm)
     return runner
@@ -257,16 +300,19 @@ def _load_shard(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankR
     return RankRunner(model, pool, smaller.sliding_windows, settings.num_threads)
 
 
-def _send(settings: Settings, comm: Comm) -> None:
-    text = json.dumps(asdict(settings)).encode()
+def send_settings(settings: dict[str, Any], comm: Comm) -> None:
+    """Broadcast settings, which JSON can hold, to all ranks."""
+    text = json.dumps(settings).encode()
     comm.broadcast(torch.tensor([len(text)]))
     comm.broadcast(torch.tensor(list(text)))
 
 
-def _receive(comm: Comm) -> Settings:
+def receive_settings(comm: Comm) -> dict[str, Any]:
+    """Receive the settings that rank 0 sends."""
     (length,) = comm.broadcast(torch.zeros(1, dtype=torch.int64)).tolist()
     text = bytes(comm.broadcast(torch.zeros(length, dtype=torch.int64)).tolist())
-    return Settings(**json.loads(text))
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _wait_for_all(comm: Comm) -> None:

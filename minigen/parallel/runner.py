@@ -88,6 +88,11 @@ def receive_step(comm: Comm) -> Step | None:
     return Step(copies, batch)
 
 
+def send_keepalive(comm: Comm) -> None:
+    """Broadcast a message without a step. Raises `WorkerError` if a rank is found to have ended."""
+    comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
+
+
 @runtime_checkable
 class StepRunner(Protocol):
     """What runs a rank's share of every step."""
@@ -269,7 +274,7 @@ def _run_commands(
         try:
             item = commands.get(timeout=KEEPALIVE_SECONDS)
         except Empty:
-            comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
+            send_keepalive(comm)
             continue
         if item is None:
             break

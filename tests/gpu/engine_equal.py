@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
+from minigen.engine.model_runner import batch_of
 from minigen.kernels.triton.attention import DevicePool
-from minigen.kernels.triton.runner import (
-    DecodeInputs,
-    GpuRunner,
-    choose_on_device,
-    kernel_model,
-)
+from minigen.kernels.triton.kernel_model import kernel_model
+from minigen.kernels.triton.runner import DecodeInputs, GpuRunner, choose_on_device
 from minigen.sequence import ScheduledChunk
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
@@ -104,8 +101,8 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
         theirs = PLAIN(chunks)
         seen.append(runner.logits(chunks) - theirs)
         if all(chunk.num_tokens == 1 for chunk in chunks):  # padded like a captured step
-            inputs.fill(4, runner.packer.pack(chunks))
-            seen.append(runner.run(fixed)[: len(chunks)] - theirs)
+            inputs.fill(4, batch_of(runner.packer.pack(chunks), len(chunks)))
+            seen.append(runner.steps.run(fixed)[: len(chunks)] - theirs)
         del plain.manager.pop_pending_copies
         return theirs
 

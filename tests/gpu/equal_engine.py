@@ -110,10 +110,7 @@ CONFIG = ModelConfig(
 )
 
 
-def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "DTYPE", DTYPE)
+def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(tmp_path: Path) -> None:
     shapes = expected_tensors(CONFIG)
     generator = torch.Generator().manual_seed(3)
     made = {
@@ -128,9 +125,9 @@ def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(
     options = EngineConfig(max_num_seqs=3, max_num_batched_tokens=24, device="cuda")
     if DEVICE == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        assert free / 2 < cuda.plan(checkpoint, options).default_kv_bytes
+        assert free / 2 < cuda.plan(checkpoint, options, Trace()).default_kv_bytes
     manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
-    plan = cuda.CudaPlan(checkpoint, options, default_kv_bytes=0, device=DEVICE)
+    plan = cuda.CudaPlan(checkpoint, options, default_kv_bytes=0, device=DEVICE, dtype=DTYPE)
     runner, _ = plan.build(manager, 40, num_threads=1, trace=Trace())
     scheduler = ContinuousScheduler(manager, 3, options.max_num_batched_tokens)
     engine = Engine(scheduler, runner, BatchSampler(plan.chooser(num_threads=1)), Trace())
