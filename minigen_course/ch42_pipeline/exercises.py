@@ -1,0 +1,586 @@
+"""Chapter 42's exercises: idle stages, layers dealt out, micro-batches, rings, and which cut."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigen_course.ch42_pipeline.lesson.ring import attend_part, num_pairs, ring_attention
+from minigen_course.ch42_pipeline.lesson.timeline import least_bubble, pass_once
+from minigen_course.ch42_pipeline.reference import Devices, Model
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
+
+Spans = Sequence[tuple[int, float, float]]
+Bubble = Callable[[Spans, int], float]
+DealLayers = Callable[[Sequence[float], int], list[range]]
+MicroBatches = Callable[[Sequence[int], int], list[list[int]]]
+ZigZag = Callable[[int, int, int], list[int]]
+MergeParts = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+ChooseCut = Callable[[Model, Devices, int], tuple[int, int, int] | None]
+
+
+# The bubble
+
+
+def _expect_bubble(part: Bubble, spans: Spans, num_stages: int, right: float) -> None:
+    given = list(spans)
+    found = part(given, num_stages)
+    shown = given if len(given) < 6 else [*given[:3], "..."]
+    what = f"the idle fraction of {num_stages} stages with the spans {shown}"
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    expect(is_number, f"{what}: got {found!r}; return a number.")
+    expect(abs(found - right) < 1e-6, f"{what}: got {found:.4f}; it should be {right:.4f}.")
+    expect(given == list(spans), f"{what}: the spans must not change.")
+
+
+def one_batch_on_two_stages(part: Bubble) -> None:
+    """one micro-batch that passes two stages:"""
+    _expect_bubble(part, [(0, 0.0, 1.0), (1, 1.0, 2.0)], 2, 0.5)
+    _expect_bubble(part, [(0, 0.0, 1.0), (1, 1.0, 4.0)], 2, 0.5)
+    _expect_bubble(part, [(0, 0.0, 3.0)], 1, 0.0)
+
+
+def micro_batches_that_pass_once(part: Bubble) -> None:
+    """m micro-batches that pass p equal stages once:"""
+    for stages, batches in ((2, 2), (4, 4), (4, 16), (3, 1), (1, 5)):
+        spans = pass_once([0.25] * stages, batches).computing()
+        _expect_bubble(part, spans, stages, least_bubble(stages, batches))
+
+
+def waits_between_two_spans(part: Bubble) -> None:
+    """a stage that waits between two micro-batches:"""
+    spans = [(0, 0.0, 1.0), (0, 3.0, 4.0), (1, 1.0, 2.0), (1, 4.0, 5.0)]
+    _expect_bubble(part, spans, 2, 0.6)
+    _expect_bubble(part, [(0, 0.0, 1.0), (0, 9.0, 10.0)], 1, 0.8)
+
+
+def a_clock_that_does_not_begin_at_0(part: Bubble) -> None:
+    """times of a clock that has run for a while:"""
+    _expect_bubble(part, [(0, 70.0, 71.0), (1, 71.0, 72.0)], 2, 0.5)
+    _expect_bubble(part, [(1, -2.0, -1.0), (0, -3.0, -2.0)], 2, 0.5)
+
+
+def stages_without_work(part: Bubble) -> None:
+    """a stage without a span, and no spans at all:"""
+    _expect_bubble(part, [(0, 0.0, 2.0), (2, 2.0, 4.0)], 3, 2 / 3)
+    _expect_bubble(part, [(0, 1.0, 2.0)], 4, 0.75)
+    _expect_bubble(part, [], 2, 0.0)
+
+
+def spans_in_any_order(part: Bubble) -> None:
+    """uneven stages, with their spans in any order:"""
+    drawn = random.Random(1)
+    for _ in range(20):
+        seconds = [drawn.uniform(0.5, 2.0) for _ in range(drawn.randint(1, 4))]
+        count = drawn.randint(1, 5)
+        spans = pass_once(seconds, count).computing()
+        drawn.shuffle(spans)
+        end = sum(seconds) + (count - 1) * max(seconds)
+        _expect_bubble(part, spans, len(seconds), 1 - count * sum(seconds) / len(seconds) / end)
+
+
+# Layers for stages
+
+
+def _layers(work: Sequence[float]) -> str:
+    """Return a text of the layers' work, short if there are many."""
+    shown = [f"{each:g}" for each in work]
+    if len(shown) > 10:
+        shown = [*shown[:3], "...", *shown[-2:]]
+    return f"{len(work)} layers with the work {', '.join(shown)}"
+
+
+def _dealt(part: DealLayers, work: Sequence[float], num_stages: int) -> list[range]:
+    """Call the part, and expect ranges that cover all layers in order."""
+    given = list(work)
+    found = part(given, num_stages)
+    what = f"{num_stages} stages for {_layers(work)}"
+    is_list = isinstance(found, list | tuple) and all(isinstance(each, range) for each in found)
+    expect(is_list, f"{what}: got {found!r}; return a list of ranges.")
+    expect_equal(len(found), num_stages, f"{what}: the number of stages")
+    layers = [layer for each in found for layer in each]
+    expect_equal(layers, list(range(len(work))), f"{what}: the layers of all stages, in order")
+    expect(all(found), f"{what}: got {found}; each stage must have a layer.")
+    expect_equal(given, list(work), f"{what}: the work, which must not change")
+    return list(found)
+
+
+def slowest_stage(work: Sequence[float], stages: Sequence[range]) -> float:
+    """Return the work of the stage that has the most."""
+    return max(sum(work[layer] for layer in each) for each in stages)
+
+
+def _least(work: Sequence[float], num_stages: int) -> float:
+    """Return the least work of the slowest stage, by trying all ways."""
+    ways = combinations(range(1, len(work)), num_stages - 1)
+    found = []
+    for way in ways:
+        ends = [0, *way, len(work)]
+        stages = [range(*each) for each in pairwise(ends)]
+        found.append(slowest_stage(work, stages))
+    return min(found)
+
+
+def _expect_dealt(part: DealLayers, work: Sequence[float], num_stages: int, least: float) -> None:
+    stages = _dealt(part, work, num_stages)
+    found = slowest_stage(work, stages)
+    shown = ", ".join(f"{each.start} to {each.stop - 1}" for each in stages)
+    expect(
+        found <= least + 1e-9,
+        f"{num_stages} stages for {_layers(work)}: your stages have the layers "
+        f"{shown}, and the slowest one has the work {found:g}; it should have {least:g}.",
+    )
+
+
+def layers_that_divide(part: DealLayers) -> None:
+    """equal layers that divide:"""
+    for layers, stages in ((4, 2), (6, 3), (5, 1), (3, 3)):
+        _expect_dealt(part, [1.0] * layers, stages, layers / stages)
+
+
+def layers_that_do_not_divide(part: DealLayers) -> None:
+    """equal layers that do not divide:"""
+    for layers, stages in ((7, 2), (30, 4), (10, 4), (9, 5)):
+        _expect_dealt(part, [1.0] * layers, stages, -(-layers // stages))
+
+
+def a_heavy_head(part: DealLayers) -> None:
+    """a last layer that counts for several, as an output head does:"""
+    _expect_dealt(part, [1.0] * 30 + [8.0], 2, 19.0)
+    _expect_dealt(part, [1.0] * 8 + [9.0], 3, 9.0)
+    _expect_dealt(part, [8.0] + [1.0] * 8, 2, 8.0)
+
+
+def no_stage_is_empty(part: DealLayers) -> None:
+    """one layer with most of the work:"""
+    _expect_dealt(part, [9.0, 1.0, 1.0], 3, 9.0)
+    _expect_dealt(part, [1.0, 1.0, 9.0], 3, 9.0)
+    _expect_dealt(part, [1.0, 9.0, 1.0, 1.0], 4, 9.0)
+
+
+def where_taking_one_by_one_fails(part: DealLayers) -> None:
+    """layers for which filling one stage after another up to the mean is not the best:"""
+    _expect_dealt(part, [2.0, 3.0, 4.0, 5.0, 6.0], 2, 11.0)
+    _expect_dealt(part, [5.0, 5.0, 5.0, 1.0], 2, 10.0)
+    _expect_dealt(part, [1.0, 2.0, 6.0, 2.0, 1.0], 3, 6.0)
+    _expect_dealt(part, [4.0, 3.0, 2.0, 6.0, 5.0], 3, 9.0)
+
+
+def random_layers(part: DealLayers) -> None:
+    """random layers, with the best of all ways:"""
+    drawn = random.Random(2)
+    for _ in range(40):
+        work = [float(drawn.randint(1, 9)) for _ in range(drawn.randint(1, 9))]
+        num_stages = drawn.randint(1, len(work))
+        _expect_dealt(part, work, num_stages, _least(work, num_stages))
+
+
+def more_stages_than_layers(part: DealLayers) -> None:
+    """more stages than layers:"""
+    for work, num_stages in (([1.0], 2), ([1.0, 2.0], 5), ([], 1)):
+        try:
+            found = part(list(work), num_stages)
+        except ValueError as error:
+            expect(str(error), "the ValueError should say what is wrong.")
+            continue
+        what = f"{num_stages} stages for {len(work)} layers"
+        expect(False, f"{what}: got {found!r}; it should raise ValueError.")
+
+
+# Micro-batches
+
+
+def _expect_batches(
+    part: MicroBatches, num_tokens: list[int], num_batches: int, right: list[list[int]]
+) -> None:
+    given = list(num_tokens)
+    found = part(given, num_batches)
+    what = f"{num_batches} micro-batches of sequences with {num_tokens} tokens"
+    is_list = isinstance(found, list) and all(isinstance(each, list) for each in found)
+    expect(is_list, f"{what}: got {found!r}; return a list of lists.")
+    expect_equal(given, num_tokens, f"{what}: the numbers of tokens, which must not change")
+    numbers = sorted(each for batch in found for each in batch)
+    expect_equal(numbers, list(range(len(num_tokens))), f"{what}: the sequences of all of them")
+    expect_equal(found, right, what)
+
+
+def decode_in_equal_parts(part: MicroBatches) -> None:
+    """sequences that decode, with one token each:"""
+    _expect_batches(part, [1, 1, 1, 1], 2, [[0, 2], [1, 3]])
+    _expect_batches(part, [1, 1, 1, 1, 1], 3, [[0, 3], [1, 4], [2]])
+    _expect_batches(part, [1, 1, 1], 1, [[0, 1, 2]])
+
+
+def a_prompt_among_decodes(part: MicroBatches) -> None:
+    """a prompt's chunk among sequences that decode:"""
+    _expect_batches(part, [1, 1, 6, 1], 2, [[2], [0, 1, 3]])
+    _expect_batches(part, [1, 7, 1, 1, 5, 1, 1], 2, [[1, 3, 6], [0, 2, 4, 5]])
+
+
+def fewer_sequences_than_batches(part: MicroBatches) -> None:
+    """fewer sequences than micro-batches:"""
+    _expect_batches(part, [4, 9], 4, [[1], [0]])
+    _expect_batches(part, [3], 2, [[0]])
+    _expect_batches(part, [], 3, [])
+
+
+def the_longest_goes_first(part: MicroBatches) -> None:
+    """sequences of which the longest comes last:"""
+    _expect_batches(part, [2, 2, 3, 3, 4], 2, [[0, 1, 4], [2, 3]])
+    _expect_batches(part, [1, 2, 3, 4, 5, 6], 3, [[0, 5], [1, 4], [2, 3]])
+
+
+def equal_totals(part: MicroBatches) -> None:
+    """micro-batches with equal totals: the first one gets the sequence:"""
+    _expect_batches(part, [3, 3, 2, 2], 2, [[0, 2], [1, 3]])
+    _expect_batches(part, [5, 5, 5, 5, 1], 4, [[0, 4], [1], [2], [3]])
+
+
+def random_steps(part: MicroBatches) -> None:
+    """random steps:"""
+    drawn = random.Random(3)
+    for _ in range(40):
+        num_tokens = [drawn.choice((1, 1, 2, 5, 9, 16)) for _ in range(drawn.randint(0, 9))]
+        num_batches = drawn.randint(1, 4)
+        totals: dict[int, list[int]] = {}
+        loads = [0] * num_batches
+        order = [(-each, number) for number, each in enumerate(num_tokens)]
+        for tokens, number in sorted(order):
+            least = min(range(num_batches), key=loads.__getitem__)
+            loads[least] -= tokens
+            totals.setdefault(least, []).append(number)
+        right = [sorted(totals[each]) for each in sorted(totals)]
+        _expect_batches(part, num_tokens, num_batches, right)
+
+
+# Zig-zag
+
+
+def _positions(part: ZigZag, num_tokens: int, num_ranks: int) -> list[list[int]]:
+    """Return what all ranks get; expect that each token has one rank."""
+    every = []
+    for rank in range(num_ranks):
+        found = part(num_tokens, rank, num_ranks)
+        what = f"{num_tokens} tokens, rank {rank} of {num_ranks}"
+        expect(isinstance(found, list), f"{what}: got {found!r}; return a list of positions.")
+        expect_equal(found, sorted(found), f"{what}: the positions, in ascending order")
+        every.append(found)
+    positions = sorted(each for found in every for each in found)
+    what = f"{num_tokens} tokens on {num_ranks} ranks: the positions of all ranks together"
+    expect_equal(positions, list(range(num_tokens)), what)
+    return every
+
+
+def two_chunks_for_each_rank(part: ZigZag) -> None:
+    """8 tokens on 2 ranks, and 12 on 3:"""
+    expect_equal(part(8, 0, 2), [0, 1, 6, 7], "8 tokens, rank 0 of 2")
+    expect_equal(part(8, 1, 2), [2, 3, 4, 5], "8 tokens, rank 1 of 2")
+    expect_equal(part(12, 1, 3), [2, 3, 8, 9], "12 tokens, rank 1 of 3")
+
+
+def one_rank_has_all(part: ZigZag) -> None:
+    """one rank, and few tokens:"""
+    for num_tokens in (0, 1, 2, 5):
+        expect_equal(part(num_tokens, 0, 1), list(range(num_tokens)), f"{num_tokens} tokens")
+    expect_equal(part(3, 0, 2), [0], "3 tokens, rank 0 of 2")
+    expect_equal(part(3, 1, 2), [1, 2], "3 tokens, rank 1 of 2")
+    expect_equal(part(1, 1, 2), [], "1 token, rank 1 of 2")
+
+
+def tokens_that_do_not_divide(part: ZigZag) -> None:
+    """tokens that do not divide: the first chunks have one more:"""
+    expect_equal(part(10, 0, 2), [0, 1, 2, 8, 9], "10 tokens, rank 0 of 2")
+    expect_equal(part(10, 1, 2), [3, 4, 5, 6, 7], "10 tokens, rank 1 of 2")
+    for num_tokens in range(30):
+        for num_ranks in (1, 2, 3, 4, 7):
+            every = _positions(part, num_tokens, num_ranks)
+            size, more = divmod(num_tokens, 2 * num_ranks)
+            for rank, found in enumerate(every):
+                right = 2 * size + (rank < more) + (2 * num_ranks - 1 - rank < more)
+                what = f"{num_tokens} tokens, rank {rank} of {num_ranks}: how many it gets"
+                expect_equal(len(found), right, what)
+
+
+def each_rank_has_the_same_work(part: ZigZag) -> None:
+    """the pairs of query and key of each rank, for tokens that divide:"""
+    for num_ranks in (2, 3, 4):
+        num_tokens = 4 * num_ranks
+        whole = list(range(num_tokens))
+        pairs = [num_pairs(each, whole) for each in _positions(part, num_tokens, num_ranks)]
+        what = f"{num_tokens} tokens on {num_ranks} ranks: the pairs of query and key by rank"
+        expect_equal(pairs, [pairs[0]] * num_ranks, what)
+
+
+# The merge
+
+AXES = ("token", "head", "dimension")
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _expect_merged(
+    part: MergeParts, parts: tuple[Tensor, ...], right: tuple[Tensor, Tensor], what: str
+) -> None:
+    given = tuple(each.clone() for each in parts)
+    found = part(*given)
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    expect(is_pair, f"{what}: got {type(found).__name__}; return an output and its lse.")
+    expect_close(found[0], right[0], f"{what}: the output", AXES)
+    expect_close(found[1], right[1], f"{what}: the lse", AXES[:2])
+    same = all(torch.equal(mine, its) for mine, its in zip(given, parts, strict=True))
+    expect(same, f"{what}: the four tensors must not change.")
+
+
+def _attention(seed: int, num_keys: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values: 3 queries after all keys, 2 heads, 4 dimensions."""
+    q, k, v = (
+        _random(seed + each, size, 2, 4) for each, size in enumerate((3, num_keys, num_keys))
+    )
+    return scale * q, k, v
+
+
+def _halves(q: Tensor, k: Tensor, v: Tensor, cut: int) -> tuple[tuple[Tensor, ...], Any]:
+    """Return both parts of the keys, and the attention over all of them."""
+    places, last = list(range(len(k))), [len(k)] * len(q)
+    first = attend_part(q, k[:cut], v[:cut], last, places[:cut])
+    second = attend_part(q, k[cut:], v[cut:], last, places[cut:])
+    return (*first, *second), attend_part(q, k, v, last, places)
+
+
+def two_halves_of_the_keys(part: MergeParts) -> None:
+    """attention over 8 keys, from two halves:"""
+    for seed in (1, 2):
+        parts, whole = _halves(*_attention(seed, 8), 4)
+        _expect_merged(part, parts, whole, "two halves of 8 keys")
+
+
+def uneven_parts(part: MergeParts) -> None:
+    """parts with 1 and with 7 keys:"""
+    for cut in (1, 7):
+        parts, whole = _halves(*_attention(3, 8), cut)
+        _expect_merged(part, parts, whole, f"{cut} and {8 - cut} keys")
+
+
+def large_scores(part: MergeParts) -> None:
+    """scores whose exponentials are too large, or too small, for float32:"""
+    for scale in (100.0, 400.0):
+        parts, whole = _halves(*_attention(4, 6, scale), 3)
+        _expect_merged(part, parts, whole, f"scores up to {float(whole[1].abs().max()):.0f}")
+    out, lse = _random(5, 2, 1, 3), torch.full((2, 1), -300.0)
+    parts = (out, lse, out + 2.0, lse)
+    right = (out + 1.0, lse + torch.tensor(2.0).log())
+    _expect_merged(part, parts, right, "two parts with an lse of -300")
+
+
+def a_token_that_sees_nothing_there(part: MergeParts) -> None:
+    """tokens that see no key of a part:"""
+    for seed in (6, 7):
+        out, lse = _random(seed, 3, 2, 4), _random(seed + 10, 3, 2)
+        none = torch.full_like(lse, -torch.inf)
+        _expect_merged(part, (out, lse, torch.zeros_like(out), none), (out, lse), "an empty part")
+        _expect_merged(part, (out + 3.0, none, out, lse), (out, lse), "an empty first part")
+
+
+def a_token_that_sees_nothing_at_all(part: MergeParts) -> None:
+    """tokens that see no key of both parts:"""
+    out, lse = _random(8, 2, 2, 3), _random(9, 2, 2)
+    lse[0] = -torch.inf
+    other_out, other_lse = _random(10, 2, 2, 3), lse.clone()
+    right = (out + other_out) / 2
+    right[0] = 0.0
+    merged = lse + torch.tensor(2.0).log()
+    _expect_merged(part, (out, lse, other_out, other_lse), (right, merged), "two empty parts")
+
+
+def in_any_order(part: MergeParts) -> None:
+    """three parts, merged in each order:"""
+    q, k, v = _attention(11, 9)
+    last = [9] * 3
+    parts = [attend_part(q, k[i:j], v[i:j], last, range(i, j)) for i, j in ((0, 2), (2, 6), (6, 9))]
+    whole = attend_part(q, k, v, last, range(9))
+    for a, b, c in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        merged = part(*parts[a], *parts[b])
+        _expect_merged(part, (*merged, *parts[c]), whole, f"the parts {a}, {b} and {c}")
+
+
+def a_ring_with_your_merge(part: MergeParts) -> None:
+    """causal attention of 7 tokens on 3 ranks in a ring:"""
+    q, k, v = (_random(seed, 7, 2, 4) for seed in (12, 13, 14))
+    right, _ = attend_part(q, k, v, range(7), range(7))
+    found = ring_attention(q, k, v, [[0, 5, 6], [1, 4], [2, 3]], part)
+    expect_close(found, right, "the attention of 7 tokens on 3 ranks", AXES)
+
+
+# Which cut
+
+SMALL = Model(layers=8, kv_heads=4, weight_bytes=16e9, cache_bytes=1e9)
+FOUR = Devices(4, 80e9, 1e12, {1: 0.0, 2: 10e-6, 4: 30e-6}, 5e-6)
+
+
+def _seconds(model: Model, devices: Devices, count: int, cut: tuple[int, int, int]) -> float:
+    t, p, d = cut
+    b = -(-count // d)
+    m = min(p, b)
+    stage = (model.weight_bytes + b / m * model.cache_bytes) / (t * p * devices.bandwidth)
+    stage += 2 * model.layers / p * devices.all_reduce[t]
+    return p * stage + (p * devices.transfer if p > 1 else 0.0)
+
+
+def _allowed(model: Model, devices: Devices, count: int) -> list[tuple[int, int, int]]:
+    sizes = range(1, devices.num_devices + 1)
+    return [
+        (t, p, d)
+        for t in sizes
+        for p in sizes
+        for d in sizes
+        if t * p * d == devices.num_devices
+        and model.kv_heads % t == 0
+        and t in devices.all_reduce
+        and p <= model.layers
+        and d <= count
+        and (model.weight_bytes + -(-count // d) * model.cache_bytes) / (t * p) <= devices.memory
+    ]
+
+
+def _expect_cut(part: ChooseCut, model: Model, devices: Devices, count: int) -> None:
+    allowed = _allowed(model, devices, count)
+    times = {cut: _seconds(model, devices, count, cut) for cut in allowed}
+    right = min(allowed, key=lambda cut: (times[cut], cut)) if allowed else None
+    found = part(model, devices, count)
+    what = f"{model}, {devices}, {count} sequences"
+    if right is None:
+        expect(found is None, f"{what}: got {found!r}; no cut fits, so it should be None.")
+        return
+    is_cut = isinstance(found, tuple | list) and len(found) == 3
+    expect(is_cut, f"{what}: got {found!r}; return the sizes t, p and d.")
+    t, p, d = found or (0, 0, 0)
+    cut = (int(t), int(p), int(d))
+    expect(cut in times, f"{what}: {cut} is not allowed; it should be one of {allowed}.")
+    if cut != right:
+        expect(
+            False,
+            f"{what}: {cut} takes {1e3 * times[cut]:.4g} ms; it should be {right}, with "
+            f"{1e3 * times[right]:.4g} ms.",
+        )
+
+
+def one_sequence_wants_a_tensor_split(part: ChooseCut) -> None:
+    """one sequence, with a fast link and with a slow one:"""
+    _expect_cut(part, SMALL, FOUR, 1)
+    _expect_cut(part, SMALL, replace(FOUR, all_reduce={1: 0.0, 2: 2e-3, 4: 5e-3}), 1)
+    _expect_cut(part, SMALL, replace(FOUR, all_reduce={1: 0.0}), 1)
+
+
+def many_sequences(part: ChooseCut) -> None:
+    """many sequences, whose caches are read too:"""
+    for count in (2, 3, 4, 8, 40):
+        _expect_cut(part, SMALL, FOUR, count)
+        _expect_cut(part, SMALL, replace(FOUR, all_reduce={1: 0.0, 2: 2e-3, 4: 5e-3}), count)
+
+
+def the_memory_decides(part: ChooseCut) -> None:
+    """devices whose memory is too small for replicas, or for all:"""
+    for memory in (20e9, 12e9, 10.5e9, 6e9, 3e9):
+        for count in (1, 4, 8, 16):
+            _expect_cut(part, SMALL, replace(FOUR, memory=memory), count)
+
+
+def heads_and_layers_that_do_not_divide(part: ChooseCut) -> None:
+    """models with 3 KV heads, and with few layers:"""
+    three = replace(SMALL, kv_heads=3)
+    six = Devices(6, 80e9, 1e12, {1: 0.0, 2: 9e-6, 3: 12e-6, 6: 30e-6}, 5e-6)
+    for count in (1, 2, 5):
+        _expect_cut(part, three, six, count)
+        _expect_cut(part, replace(three, layers=2), six, count)
+        _expect_cut(part, replace(SMALL, layers=1, kv_heads=1), FOUR, count)
+
+
+def equal_times(part: ChooseCut) -> None:
+    """links that cost nothing, so that several cuts take equally long:"""
+    free = replace(FOUR, all_reduce={1: 0.0, 2: 0.0, 4: 0.0}, transfer=0.0, bandwidth=2.0**40)
+    model = replace(SMALL, weight_bytes=2.0**34, cache_bytes=2.0**30)
+    for count in (1, 4):
+        _expect_cut(part, model, free, count)
+    model = replace(model, cache_bytes=0.0)  # a split that gains what its messages cost
+    for count in (1, 2, 4):
+        _expect_cut(
+            part, model, replace(free, num_devices=2, all_reduce={1: 0.0, 2: 2**-11}), count
+        )
+
+
+def random_devices(part: ChooseCut) -> None:
+    """random models and devices:"""
+    drawn = random.Random(4)
+    for _ in range(60):
+        number = drawn.choice((1, 2, 4, 6, 8, 12))
+        latency = 10 ** drawn.uniform(-6, -3)
+        sums: Mapping[int, float] = {
+            t: latency * (t - 1) for t in range(1, number + 1) if t < 9 and number % t == 0
+        }
+        model = Model(
+            drawn.choice((2, 8, 30, 80)),
+            drawn.choice((1, 2, 3, 8)),
+            drawn.uniform(1, 200) * 1e9,
+            drawn.uniform(0.05, 5) * 1e9,
+        )
+        memory = drawn.choice((24e9, 80e9, 400e9))
+        devices = Devices(number, memory, 2e12, sums, 10 ** drawn.uniform(-6, -3))
+        _expect_cut(part, model, devices, drawn.choice((1, 3, 16, 64)))
+
+
+CHECKS = {
+    "bubble": (
+        one_batch_on_two_stages,
+        micro_batches_that_pass_once,
+        waits_between_two_spans,
+        a_clock_that_does_not_begin_at_0,
+        stages_without_work,
+        spans_in_any_order,
+    ),
+    "deal_layers": (
+        layers_that_divide,
+        layers_that_do_not_divide,
+        a_heavy_head,
+        no_stage_is_empty,
+        where_taking_one_by_one_fails,
+        random_layers,
+        more_stages_than_layers,
+    ),
+    "micro_batches": (
+        decode_in_equal_parts,
+        a_prompt_among_decodes,
+        fewer_sequences_than_batches,
+        the_longest_goes_first,
+        equal_totals,
+        random_steps,
+    ),
+    "zig_zag": (
+        two_chunks_for_each_rank,
+        one_rank_has_all,
+        tokens_that_do_not_divide,
+        each_rank_has_the_same_work,
+    ),
+    "merge_parts": (
+        two_halves_of_the_keys,
+        uneven_parts,
+        large_scores,
+        a_token_that_sees_nothing_there,
+        a_token_that_sees_nothing_at_all,
+        in_any_order,
+        a_ring_with_your_merge,
+    ),
+    "choose_cut": (
+        one_sequence_wants_a_tensor_split,
+        many_sequences,
+        the_memory_decides,
+        heads_and_layers_that_do_not_divide,
+        equal_times,
+        random_devices,
+    ),
+}
