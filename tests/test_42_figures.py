@@ -51,12 +51,9 @@ def test_messages_are_drawn_below_what_they_are_hidden_by() -> None:
 
 def test_the_bubble_curve_has_a_line_per_number_of_stages() -> None:
     made = figures.bubble_curves([2, 4], measured={1: 0.5, 2: 0.4})
-    labels = [each.get_label() for each in made.axes[0].lines]
-    assert [each for each in labels if not each.startswith("_")] == [
-        "2 stages",
-        "4 stages",
-        "measured here",
-    ]
+    labels = [str(each.get_label()) for each in made.axes[0].lines]
+    named = [each for each in labels if not each.startswith("_")]
+    assert named == ["2 stages", "4 stages", "measured here"]
     png(made)
 
 
@@ -95,7 +92,7 @@ def test_a_ring_is_drawn_up_to_a_turn(upto: int | None) -> None:
 def test_hidden_messages_have_a_line_per_link() -> None:
     made = figures.hidden_messages([1024, 4096], {"a link": [(1e-3, 2e-3), (4e-3, 3e-3)]})
     assert len(made.axes[0].lines) == 2
-    assert [each.strip() for each in texts(made)] == ["computing", "a link"]
+    assert [each.get_label() for each in made.axes[0].lines] == ["computing", "a link"]
 
 
 def test_costs_are_drawn_fastest_first_and_say_what_does_not_fit() -> None:
@@ -109,7 +106,10 @@ def test_costs_are_drawn_fastest_first_and_say_what_does_not_fit() -> None:
 
 
 def test_the_table_names_the_best_layout_of_each_cell() -> None:
-    best = [[lesson.Layout(tensor=4), None], [lesson.Layout(2, 1, 2), lesson.Layout(data=4)]]
+    best: list[list[lesson.Layout | None]] = [
+        [lesson.Layout(tensor=4), None],
+        [lesson.Layout(2, 1, 2), lesson.Layout(data=4)],
+    ]
     made = figures.which_cut(best, ["a", "b"], ["x", "y"], ("load", "network"))
     assert texts(made) == ["tensor 4", "nothing fits", "tensor 2\n× pipeline 2", "data 4"]
     kinds = [figures.kind_of(each) for row in best for each in row]

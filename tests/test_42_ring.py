@@ -1,11 +1,15 @@
 """Rings: merged partial attentions equal attention at once, and shares of a causal prompt."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional
 
 from minigen_course.ch42_pipeline import lesson
 from minigen_course.ch42_pipeline.reference import merge_parts, zig_zag
+
+Share = Callable[[int, int, int], list[int]]
 
 
 def tensors(num_tokens: int, seed: int = 1) -> list[torch.Tensor]:
@@ -14,8 +18,8 @@ def tensors(num_tokens: int, seed: int = 1) -> list[torch.Tensor]:
 
 
 def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    heads_first = [each.transpose(0, 1)[None] for each in (q, k, v)]
-    mixed = functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+    first, keys, values = (each.transpose(0, 1)[None] for each in (q, k, v))
+    mixed = functional.scaled_dot_product_attention(first, keys, values, is_causal=True)
     return mixed[0].transpose(0, 1)
 
 
@@ -29,7 +33,7 @@ def test_attention_over_all_keys_is_torchs() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_tokens", [1, 5, 16])
 @pytest.mark.parametrize("share", [zig_zag, lesson.plain_part])
-def test_a_ring_of_ranks_is_torchs_attention(num_ranks: int, num_tokens: int, share) -> None:  # type: ignore[no-untyped-def]
+def test_a_ring_of_ranks_is_torchs_attention(num_ranks: int, num_tokens: int, share: Share) -> None:
     q, k, v = tensors(num_tokens, num_tokens)
     positions = [share(num_tokens, rank, num_ranks) for rank in range(num_ranks)]
     if not all(positions):

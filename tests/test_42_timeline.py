@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from minigen import LLM
+from minigen.trace.events import Event
 from minigen_course.ch42_pipeline import lesson
 from minigen_course.ch42_pipeline.reference import bubble, deal_layers, micro_batches
 from minigen_course.lab.cost_model import SHAPES, ModelShape
@@ -167,3 +169,29 @@ def test_a_late_link_reads_in_order_and_late() -> None:
     assert link.num_open == 1
     waits[2]()
     assert link.results == [[1.0], [2.0], [2.0]]
+
+
+# The trace of an engine's stages
+
+
+def event(kind: str, **counts: int) -> Event:
+    """Return an event with the value of a kind; the kind need not exist."""
+    return Event(SimpleNamespace(value=kind), 0, None, counts)  # type: ignore[arg-type]
+
+
+def test_steps_are_read_from_a_trace() -> None:
+    events = [event("broadcast", bytes=64, duration_ns=1)]
+    for step in range(2):
+        for stage in range(2):
+            for batch in range(3):
+                begin = 10**9 * (100 + 5 * step + stage + batch)
+                times = {"started_ns": begin, "duration_ns": 10**9}
+                events.append(event("micro_batch", stage=stage, micro_batch=batch, **times))
+        events.append(event("sent", bytes=1000, duration_ns=7))
+    run = lesson.all_steps(events)
+    assert (run.num_ranks, len(run.spans), run.start, run.end) == (2, 12, 0.0, 9.0)
+    steps = lesson.step_timelines(run)
+    assert [each.seconds for each in steps] == [4.0, 4.0]
+    assert idle(steps[1]) == pytest.approx(lesson.least_bubble(2, 3))
+    assert lesson.messages(events) == {"broadcast": (1, 64), "sent": (2, 2000)}
+    assert lesson.all_steps([]).seconds == 0.0

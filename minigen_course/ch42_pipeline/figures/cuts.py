@@ -26,7 +26,7 @@ def layout_costs(costs: Mapping[Layout, Cost], cluster: Cluster, what: str) -> F
     Layouts that do not fit into the memory are pale. Behind a bar stands the memory of a rank.
     """
     ranked = sorted(costs.items(), key=lambda each: each[1].seconds)[:12]
-    made, axes = figure(9, 1.1 + 0.34 * max(len(ranked), 1))
+    made, axes = figure(9, 1.4 + 0.34 * max(len(ranked), 1))
     for row, (_, cost) in enumerate(ranked):
         fits = cost.fits(cluster)
         messages = 1e3 * min(cost.message_seconds, cost.seconds)
@@ -42,7 +42,7 @@ def layout_costs(costs: Mapping[Layout, Cost], cluster: Cluster, what: str) -> F
     axes.set_yticks(range(len(ranked)), [str(each) for each, _ in ranked])
     longest = max((1e3 * cost.seconds for _, cost in ranked), default=1.0)
     axes.set(xlim=(0, 1.45 * longest), ylim=(len(ranked) - 0.4, -0.6), xlabel=f"ms of {what}")
-    axes.legend(frameon=False, loc="lower right", fontsize=9, labelcolor=INK)
+    made.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
     title(axes, f"{what.capitalize()}: the fastest layouts by the cost model")
     return made
 
@@ -112,6 +112,14 @@ def against_published(points: Mapping[str, tuple[float, float]]) -> Figure:
         axes.text(middle, row - 0.18, f"{published / model:.2f}×", ha="center", color=INK, size=8)
     axes.set_yticks(range(len(points)), list(points))
     axes.set(xscale="log", xlabel="seconds (log scale)", ylim=(len(points) - 0.4, -0.7))
+    ticks = [each for each in (0.5, 1, 2, 5, 10, 20, 50, 100, 200) if _within(each, points)]
+    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+    axes.minorticks_off()
     axes.legend(frameon=False, loc="lower right", labelcolor=INK)
     title(axes, "The model knows peaks and messages, and no losses: it is a lower bound")
     return made
+
+
+def _within(seconds: float, points: Mapping[str, tuple[float, float]]) -> bool:
+    every = [each for pair in points.values() for each in pair]
+    return min(every) / 2 <= seconds <= 2 * max(every)

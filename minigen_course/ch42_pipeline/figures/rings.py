@@ -32,11 +32,12 @@ def causal_shares(ways: Mapping[str, Positions]) -> Figure:
         axes.set(xlabel="key", ylabel="query" if column == 0 else None)
         title(axes, name)
         below, totals = every[1, column], _totals(positions)
-        names = [f"rank {rank}" for rank in range(num_ranks)]
+        names, mean = [f"rank {rank}" for rank in range(num_ranks)], sum(totals) / num_ranks
         below.barh(names, totals, color=CYCLE[:num_ranks])
         for rank, total in enumerate(totals):
-            below.text(total, rank, f" {total:,}", va="center", color=INK, fontsize=8)
-        below.axvline(sum(totals) / num_ranks, color=INK, linewidth=1, linestyle=(0, (4, 2)))
+            place = max(total, mean * (abs(total - mean) < 0.1 * most))
+            below.text(place, rank, f" {total:,}", va="center", color=INK, fontsize=8)
+        below.axvline(mean, color=INK, linewidth=1, linestyle=(0, (4, 2)))
         below.set(xlim=(0, 1.22 * most), xlabel="pairs of query and key")
         below.invert_yaxis()
     return made
@@ -93,14 +94,13 @@ def hidden_messages(
     """
     made, axes = figure(8, 3.6)
     first = next(iter(seconds.values()))
-    axes.plot(lengths, [1e3 * each for each, _ in first], color=BLUE, linewidth=2.5)
-    axes.text(lengths[-1], 1e3 * first[-1][0], " computing", color=BLUE, va="center", fontsize=9)
+    computing = [1e3 * each for each, _ in first]
+    axes.plot(lengths, computing, color=BLUE, linewidth=2.5, label="computing")
     for (name, every), colour in zip(seconds.items(), CYCLE[1:], strict=False):
         sent = [1e3 * each for _, each in every]
-        axes.plot(lengths, sent, color=colour, linestyle=(0, (5, 2)))
-        axes.text(lengths[-1], sent[-1], f" {name}", color=colour, va="center", fontsize=9)
+        axes.plot(lengths, sent, color=colour, linestyle=(0, (5, 2)), label=name)
     axes.set(xscale="log", yscale="log", xlabel="tokens of the prompt (log scale)")
     axes.set_ylabel("ms of a turn in one layer (log scale)")
-    axes.set_xlim(lengths[0], 6 * lengths[-1])
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
     title(axes, "A message is hidden where its dashed line is below the blue one")
     return made

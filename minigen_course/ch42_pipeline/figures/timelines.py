@@ -85,12 +85,7 @@ def _draw(axes: Axes, run: Timeline, end: float, scale: float, numbers: str) -> 
         autolim=False,
     )
     sent = [each for each in shown if each.kind == MESSAGE]
-    lines = [
-        [(begin, each.rank + 0.38), (stop, each.rank + 0.38), (stop, each.rank + 0.46)]
-        + [(begin, each.rank + 0.46)]
-        for each in sent
-        for begin, stop in (_place(each, run, scale),)
-    ]
+    lines = [_box(each.rank + 0.42, 0.04, *_place(each, run, scale)) for each in sent]
     axes.add_collection(PolyCollection(lines, facecolors=INK, linewidths=0), autolim=False)
     if len(computed) <= MOST_NUMBERS:
         labels = []
@@ -106,7 +101,7 @@ def _place(span: Span, run: Timeline, scale: float) -> tuple[float, float]:
     return scale * (span.start - run.start), scale * (span.end - run.start)
 
 
-def _box(rank: int, half: float, begin: float, end: float) -> list[tuple[float, float]]:
+def _box(rank: float, half: float, begin: float, end: float) -> list[tuple[float, float]]:
     top, bottom = rank - half, rank + half
     return [(begin, top), (end, top), (end, bottom), (begin, bottom)]
 

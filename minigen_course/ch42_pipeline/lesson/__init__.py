@@ -12,6 +12,7 @@ from minigen_course.ch42_pipeline.lesson.cuts import (
     prefill_cost,
     rank_bytes,
 )
+from minigen_course.ch42_pipeline.lesson.processes import all_steps, messages, step_timelines
 from minigen_course.ch42_pipeline.lesson.ring import (
     attend_part,
     num_pairs,
@@ -51,6 +52,7 @@ __all__ = [
     "Load",
     "Span",
     "Timeline",
+    "all_steps",
     "attend_part",
     "cut_model",
     "decode_cost",
@@ -60,6 +62,7 @@ __all__ = [
     "layer_work",
     "layouts",
     "least_bubble",
+    "messages",
     "num_pairs",
     "obstacle",
     "pass_once",
@@ -72,4 +75,5 @@ __all__ = [
     "ring_turns",
     "run_schedule",
     "run_stages",
+    "step_timelines",
 ]
