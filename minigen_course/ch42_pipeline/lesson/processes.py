@@ -13,14 +13,19 @@ from minigen_course.ch42_pipeline.lesson.timeline import COMPUTE, Span, Timeline
 NS = 1e-9
 
 
-def all_steps(events: Iterable[Event]) -> Timeline:
-    """Return one timeline of all steps, whose spans know the number of their step."""
+def all_steps(events: Iterable[Event], first: int = 0) -> Timeline:
+    """Return one timeline of all steps from number `first` on, whose spans know their step.
+
+    A step begins with the event of stage 0's first micro-batch.
+    """
     spans, origin, step = [], None, -1
     for event in events:
         if event.kind.value != "micro_batch":
             continue
         stage, batch = event.counts["stage"], event.counts["micro_batch"]
         step += (stage, batch) == (0, 0)
+        if step < first:
+            continue
         start = NS * event.counts["started_ns"]
         origin = start if origin is None else min(origin, start)
         spans.append((stage, start, NS * event.counts["duration_ns"], batch, step))
