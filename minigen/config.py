@@ -165,6 +165,18 @@ class EngineConfig:
     tensor_parallel_size: int = option(
         1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages that the layers are divided into, one after another; each is a process, or as many "
+        "as tensor_parallel_size.",
+        whole(1, 64),
+    )
+    num_micro_batches: int | None = option(
+        None,
+        "Micro-batches that a step is cut into, at most, so that all stages of a pipeline work at "
+        "once; as many as stages if absent.",
+        whole(1, 2**16),
+    )
     device: str = option(
         "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
     )
@@ -199,11 +211,26 @@ class EngineConfig:
                 f"device={self.device!r} holds a whole model: leave tensor_parallel_size at 1, or "
                 "set device to 'cpu'."
             )
-        if self.tensor_parallel_size > 1 and self.attention_backend not in ("auto", "torch"):
+        if self.pipeline_parallel_size > 1 and self.device != "cpu":
             raise OptionError(
-                "tensor_parallel_size above 1 needs minigen's own attention_backend: the other "
+                f"device={self.device!r} runs no stages: leave pipeline_parallel_size at 1, or set "
+                "device to 'cpu'."
+            )
+        if self.num_micro_batches is not None and self.pipeline_parallel_size == 1:
+            raise OptionError(
+                "num_micro_batches is of no use while pipeline_parallel_size is 1; leave it out."
+            )
+        if self.num_ranks > 1 and self.attention_backend not in ("auto", "torch"):
+            by = "tensor" if self.tensor_parallel_size > 1 else "pipeline"
+            raise OptionError(
+                f"{by}_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that hold the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def kv_bytes(self) -> int | None:

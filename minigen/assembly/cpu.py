@@ -113,8 +113,7 @@ class CpuPlan:
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen for each part, and why."""
-        ranks = self.options.tensor_parallel_size
-        linear = "torch"
+        ranks, linear = self.options.num_ranks, "torch"
         by_layers = self.attention if self.coded is None else attend_coded
         attention = "paged, in the compiled step" if self.compiled else name_of(by_layers)
         if self.compiled or self.form in ("int8", "int4"):
@@ -125,10 +124,23 @@ class CpuPlan:
             "weights": f"{self.form} ({self.form_reason})",
             "runner": self.runner,
             **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
+            **self._describe_stages(),
             "linear": linear,
             "attention": attention,
             **({} if self.coded is None else {"kv memory": self.coded.describe()}),
         }
+
+    def _describe_stages(self) -> dict[str, str]:
+        """Return the layers of each stage of a pipeline, and the micro-batches of a step."""
+        num_stages = self.options.pipeline_parallel_size
+        if num_stages == 1:
+            return {}
+        from minigen.parallel.pipeline import stage_layers
+
+        spans = stage_layers(self.checkpoint.config.num_layers, num_stages)
+        layers = ", ".join(f"{each.start}-{each.stop - 1}" for each in spans)
+        most = self.options.num_micro_batches or num_stages
+        return {"stages": f"{num_stages}, layers {layers}; up to {most} micro-batches per step"}
 
     def chooser(self, num_threads: int) -> Choose:
         """Return the function that chooses tokens: compiled kernels with the step, or torch."""
@@ -142,7 +154,7 @@ class CpuPlan:
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
     ) -> tuple[Runner, Callable[[], Any]]:
         """Build the runner, with memory for `num_blocks` blocks, and what ends its processes."""
-        if self.options.tensor_parallel_size > 1:
+        if self.options.num_ranks > 1:
             return self._sharded(manager, num_blocks, num_threads, trace)
         build = self._compiled if self.compiled else self._by_layers
         return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
@@ -195,8 +207,17 @@ class CpuPlan:
         from minigen.parallel.launch import Settings, start_driver
 
         options, path = self.options, str(self.checkpoint.path.resolve())
-        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads)
-        ranks, most = options.tensor_parallel_size, options.max_num_batched_tokens
+        num_stages = options.pipeline_parallel_size
+        settings = Settings(
+            path,
+            self.form,
+            options.block_size,
+            num_blocks,
+            num_threads,
+            num_stages,
+            options.num_micro_batches or num_stages,
+        )
+        ranks, most = options.num_ranks, options.max_num_batched_tokens
         driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
         return driver, driver.close
 
@@ -216,6 +237,10 @@ def plan(checkpoint: Checkpoint, options: EngineConfig) -> CpuPlan:
 
         ranks = options.tensor_parallel_size
         check_ranks(checkpoint.config, checkpoint.tensors, found.form, ranks)
+    if options.pipeline_parallel_size > 1:
+        from minigen.parallel.pipeline import check_stages
+
+        check_stages(checkpoint.config, options.pipeline_parallel_size)
     return found
 
 
@@ -260,9 +285,9 @@ def _choose(
 
 def _check_own(options: EngineConfig, own_attention: bool) -> None:
     """Raise `OptionError` if something else than minigen's own attention reads the KV cache."""
-    if own_attention and options.tensor_parallel_size == 1:
+    if own_attention and options.num_ranks == 1:
         return
-    ranks = f"the model is split over {options.tensor_parallel_size} processes"
+    ranks = f"the model is split over {options.num_ranks} processes"
     obstacle = ranks if own_attention else "an attention_backend was passed in"
     raise OptionError(
         f"kv_cache_dtype={options.kv_cache_dtype!r} needs minigen's own attention in one process, "
@@ -331,8 +356,8 @@ def _obstacle(
     """Return why the compiled step cannot run, or None if it can."""
     if form == "float32":
         return "the compiled step has no float32 weights"
-    if options.tensor_parallel_size > 1:
-        return f"the model is split over {options.tensor_parallel_size} processes"
+    if options.num_ranks > 1:
+        return f"the model is split over {options.num_ranks} processes"
     if not own_attention:
         return "an attention_backend was passed in"
     if not has_numba():

@@ -150,7 +150,8 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
     """
     from minigen.parallel.launch import torchrun_rank
 
-    rank = torchrun_rank() if options["tensor_parallel_size"] > 1 else None
+    sizes = options["tensor_parallel_size"], options["pipeline_parallel_size"]
+    rank = torchrun_rank() if sizes != (1, 1) else None
     if rank is None:
         return False
     if len(models) > 1 or keep_alive is not None:

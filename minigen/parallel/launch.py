@@ -29,8 +29,9 @@ from minigen.child_process import start_module
 from minigen.errors import OptionError, WorkerError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool
-from minigen.parallel.comm import Comm, TracedComm, joined_comm, local_comm
-from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, run_steps
+from minigen.parallel.comm import Comm, SoloComm, TracedComm, joined_comm, local_comm
+from minigen.parallel.pipeline import Clock, Place, StageRunner, build_stage, stage_layers
+from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, StepRunner, run_steps
 from minigen.parallel.sharding import build_share, local_config
 from minigen.trace.events import Trace
 
@@ -138,6 +139,8 @@ class Settings:
     block_size: int
     num_blocks: int
     num_threads: int
+    num_stages: int
+    max_micro_batches: int
 
 
 def start_driver(
@@ -161,18 +164,18 @@ def start_driver(
         connect = partial(local_comm, 0, num_ranks, workers.rendezvous)
         watch, close = workers.check, workers.close
     else:
-        torchrun = _torchrun_comm(num_ranks)
+        torchrun = _torchrun_comm(num_ranks, settings.num_stages)
         if torchrun.rank > 0:
             run_worker(torchrun, checkpoint)
             exit_process()
         connect, close = partial(_return_comm, torchrun), dist.destroy_process_group
     try:
         comm_thread = CommThread(lambda: TracedComm(connect(), trace), watch)
-        runner = comm_thread.call(partial(_load_all_ranks, checkpoint, settings))
+        runner = comm_thread.call(partial(_load_all_ranks, checkpoint, settings, trace))
     except BaseException:
         close()
         raise
-    return DriverRunner(runner, comm_thread, manager, max_num_batched_tokens, close)
+    return DriverRunner(runner, comm_thread, manager, max_num_batched_tokens, close, trace)
 
 
 def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
@@ -182,7 +185,7 @@ def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
     `WorkerError` if rank 0 ends unexpectedly.
     """
     settings = _receive(comm)
-    runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm)
+    runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm, None)
     _wait_for_all(comm)
     run_steps(runner, comm)
 
@@ -202,13 +205,15 @@ def torchrun_rank() -> int | None:
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def _torchrun_comm(num_ranks: int) -> Comm:
+def _torchrun_comm(num_ranks: int, num_stages: int) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
-        raise OptionError(
-            f"torchrun started {started} ranks, but tensor_parallel_size is {num_ranks}; they must "
-            "be equal."
-        )
+        asked = f"tensor_parallel_size is {num_ranks}"
+        if num_stages > 1:
+            per_stage = num_ranks // num_stages
+            asked = f"pipeline_parallel_size {num_stages} times tensor_parallel_size {per_stage} "
+            asked += f"is {num_ranks}"
+        raise OptionError(f"torchrun started {started} ranks, but {asked}; they must be equal.")
     return joined_comm()
 
 
@@ -216,14 +221,20 @@ def _return_comm(comm: Comm) -> Comm:
     return comm
 
 
-def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
+def _load_all_ranks(
+    checkpoint: Checkpoint, settings: Settings, trace: Trace, comm: TracedComm
+) -> StepRunner:
     _send(settings, comm)
-    runner = _load(checkpoint, settings, comm)
+    runner = _load(checkpoint, settings, comm, trace)
     _wait_for_all(comm)
     return runner
 
 
-def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
+def _load(
+    checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
+) -> StepRunner:
+    if settings.num_stages > 1:
+        return _load_stage(checkpoint, settings, comm, trace)
     dtype = DTYPES[settings.form]
     smaller = local_config(checkpoint.config, comm.rank, comm.num_ranks)
     sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)
@@ -235,6 +246,38 @@ def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
             checkpoint.config, checkpoint.tensors, dtype, make_linear, comm, finish_head
         )
     return RankRunner(model, pool, smaller.sliding_windows, settings.num_threads)
+
+
+def _load_stage(
+    checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
+) -> StageRunner:
+    """Load a rank's share of its stage; the `trace` is that of rank 0."""
+    dtype, config = DTYPES[settings.form], checkpoint.config
+    place = Place(comm.rank, comm.num_ranks, settings.num_stages)
+    of_stage = comm.subgroup(place.of_stage) if place.ranks_per_stage > 1 else SoloComm()
+    layers = stage_layers(config.num_layers, settings.num_stages)[place.stage]
+    smaller = local_config(config, of_stage.rank, of_stage.num_ranks)
+    sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)
+    with memory_for(settings.num_blocks, settings.block_size):
+        pool = KVPool(len(layers), settings.num_blocks, *sizes, dtype)
+    make_linear, finish_head = linears(settings.form, settings.num_threads)
+    with one_thread():
+        stage = build_stage(
+            config, checkpoint.tensors, dtype, make_linear, place, of_stage, finish_head
+        )
+    untraced = comm.comm if isinstance(comm, TracedComm) else comm
+    return StageRunner(
+        stage,
+        pool,
+        config.sliding_windows[layers.start : layers.stop],
+        settings.num_threads,
+        comm,
+        Clock(untraced, place, trace),
+        config.vocab_size,
+        config.hidden,
+        dtype,
+        settings.max_micro_batches,
+    )
 
 
 def _send(settings: Settings, comm: Comm) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.parallel.comm import Comm
 from minigen.parallel.sharding import ShardedTransformer
 from minigen.sequence import ScheduledChunk
+from minigen.trace.events import Trace
 
 _STOP, _KEEPALIVE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
@@ -37,10 +38,14 @@ Outcomes = SimpleQueue[tuple[object, Any, Exception | None]]
 
 
 class Step(NamedTuple):
-    """One step of all ranks: copy blocks, each (source, target), then compute the batch."""
+    """One step of all ranks: copy blocks, each (source, target), then compute the batch.
+
+    If `is_timed`, the stages of a pipeline tell rank 0 when they computed.
+    """
 
     copies: list[tuple[int, int]]
     batch: Batch
+    is_timed: bool = False
 
 
 def send_step(comm: Comm, step: Step) -> None:
@@ -58,7 +63,7 @@ def send_step(comm: Comm, step: Step) -> None:
     ]
     sizes = [len(batch.token_ids), len(batch.context_lens), len(batch.logits_rows)]
     sizes += [batch.block_tables.shape[1], len(step.copies), batch.num_decodes]
-    comm.broadcast(torch.tensor([_STEP, *sizes, 0]))
+    comm.broadcast(torch.tensor([_STEP, *sizes, int(step.is_timed)]))
     comm.broadcast(torch.cat(parts))
 
 
@@ -85,7 +90,18 @@ def receive_step(comm: Comm) -> Step | None:
         num_decodes=num_decodes,
     )
     copies = [(source, target) for source, target in parts[7].unflatten(0, (-1, 2)).tolist()]
-    return Step(copies, batch)
+    return Step(copies, batch, is_timed=bool(header[7]))
+
+
+class StepRunner(Protocol):
+    """What runs a rank's share of every step."""
+
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the KV cache."""
+
+    def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
+        """Return the logits on rank 0; all ranks must call this with the same step."""
 
 
 class RankRunner:
@@ -101,6 +117,11 @@ class RankRunner:
         self.model, self.pool, self.windows = model, pool, windows
         self.num_threads = num_threads
 
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the KV cache."""
+        return self.pool.block_size
+
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits, equal on every rank; all ranks must call this with the same step."""
@@ -111,7 +132,7 @@ class RankRunner:
         return self.model.logits(hidden[step.batch.logits_rows])
 
 
-def run_steps(runner: RankRunner, comm: Comm) -> None:
+def run_steps(runner: StepRunner, comm: Comm) -> None:
     """Run rank 0's steps until it stops. Raises `WorkerError` if it ends unexpectedly."""
     while (step := receive_step(comm)) is not None:
         runner.run(step)
@@ -125,14 +146,16 @@ class DriverRunner:
 
     def __init__(
         self,
-        runner: RankRunner,
+        runner: StepRunner,
         comm_thread: "CommThread",
         manager: BlockManager,
         max_num_batched_tokens: int,
         close: Callable[[], None],
+        trace: Trace,
     ):
+        self._trace = trace
         self.manager, self._runner, self._comm_thread = manager, runner, comm_thread
-        self._packer = Packer(manager, runner.pool.block_size, max_num_batched_tokens)
+        self._packer = Packer(manager, runner.block_size, max_num_batched_tokens)
         self.close = weakref.finalize(self, _end, comm_thread, close)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
@@ -140,12 +163,12 @@ class DriverRunner:
         self._comm_thread.drain()  # an interrupted step may still read the packer's memory
         decodes = takewhile(lambda chunk: chunk.num_tokens == 1, chunks)
         batch = batch_of(self._packer.pack(chunks), sum(1 for _ in decodes))
-        step = Step(self.manager.pop_pending_copies(), batch)
+        step = Step(self.manager.pop_pending_copies(), batch, self._trace.active)
         logits: Tensor = self._comm_thread.call(partial(_run_on_all_ranks, self._runner, step))
         return logits
 
 
-def _run_on_all_ranks(runner: RankRunner, step: Step, comm: Comm) -> Float[Tensor, "rows vocab"]:
+def _run_on_all_ranks(runner: StepRunner, step: Step, comm: Comm) -> Float[Tensor, "rows vocab"]:
     send_step(comm, step)
     try:
         return runner.run(step)

@@ -220,6 +220,22 @@ class GatheredHead:
         return self.comm.all_gather(functional.pad(logits, (0, missing)))[:, : self.vocab]
 
 
+def embed_share(
+    embedding: Float[Tensor, "share hidden"],
+    token_ids: Int64[Tensor, " tokens"],
+    first_token: int,
+    comm: Comm,
+) -> Float[Tensor, "tokens hidden"]:
+    """Return the token embeddings: one rank has each vector, the others add zeros.
+
+    `embedding` has the vectors of the tokens from `first_token` on.
+    """
+    places = token_ids - first_token
+    elsewhere = (places < 0) | (places >= len(embedding))
+    vectors = functional.embedding(places.masked_fill(elsewhere, 0), embedding)
+    return comm.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
+
+
 @dataclass(frozen=True)
 class ShardedTransformer:
     """A rank's shard of a transformer, with the interface and the results of the whole model.
@@ -246,11 +262,8 @@ class ShardedTransformer:
         return x
 
     def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-        """Return the token embeddings: one rank has each vector, the others add zeros."""
-        places = token_ids - self.first_token
-        elsewhere = (places < 0) | (places >= len(self.share.embedding))
-        vectors = functional.embedding(places.masked_fill(elsewhere, 0), self.share.embedding)
-        return self.comm.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
+        """Return the token embeddings, of which each rank has a share."""
+        return embed_share(self.share.embedding, token_ids, self.first_token, self.comm)
 
     def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits of the next token, in float32."""

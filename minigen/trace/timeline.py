@@ -25,7 +25,10 @@ MARKS = {
     EventKind.FAILED: "failed",
 }
 _ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
-_MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
+_MESSAGES = (
+    *(EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST),
+    *(EventKind.SENT, EventKind.RECEIVED),
+)
 
 
 class State(Enum):
@@ -119,6 +122,7 @@ class Timeline:
     on_step: EngineHook = _ignore
     on_verified: Hook = _ignore
     on_message: EngineHook = _ignore
+    on_micro_batch: EngineHook = _ignore
 
     def __post_init__(self) -> None:
         self.requests: dict[int, Request] = {}
@@ -132,6 +136,7 @@ class Timeline:
             EventKind.STEP: self._step,
             EventKind.QUEUED: self._queue,
             **dict.fromkeys(_MESSAGES, self.on_message),
+            EventKind.MICRO_BATCH: self.on_micro_batch,
         }
         self._of_request: dict[EventKind, Hook] = {
             EventKind.SCHEDULED: self._run if self.times_only else self._schedule,
