@@ -453,21 +453,31 @@ def _expect_cut(part: ChooseCut, model: Model, devices: Devices, count: int) -> 
     times = {cut: _seconds(model, devices, count, cut) for cut in allowed}
     right = min(allowed, key=lambda cut: (times[cut], cut)) if allowed else None
     found = part(model, devices, count)
-    what = f"{model}, {devices}, {count} sequences"
+    what = f"{count} sequences, {_cut_text(model, devices)}"
     if right is None:
-        expect(found is None, f"{what}: got {found!r}; no cut fits, so it should be None.")
+        expect(found is None, f"got {found!r}; it should be None, as nothing fits, for {what}.")
         return
     is_cut = isinstance(found, tuple | list) and len(found) == 3
-    expect(is_cut, f"{what}: got {found!r}; return the sizes t, p and d.")
+    expect(is_cut, f"got {found!r}; return the sizes t, p and d, for {what}.")
     t, p, d = found or (0, 0, 0)
     cut = (int(t), int(p), int(d))
-    expect(cut in times, f"{what}: {cut} is not allowed; it should be one of {allowed}.")
+    expect(cut in times, f"{cut} is not allowed; it should be one of {allowed}, for {what}.")
     if cut != right:
-        expect(
-            False,
-            f"{what}: {cut} takes {1e3 * times[cut]:.4g} ms; it should be {right}, with "
-            f"{1e3 * times[right]:.4g} ms.",
+        seconds = (
+            f"{1e3 * times[cut]:.4g} ms; it should be {right} with {1e3 * times[right]:.4g} ms"
         )
+        expect(False, f"{cut} takes {seconds}, for {what}.")
+
+
+def _cut_text(model: Model, devices: Devices) -> str:
+    """Return a model and its devices in words."""
+    sums = ", ".join(f"{t}: {1e6 * each:.3g}" for t, each in devices.all_reduce.items())
+    return (
+        f"{model.layers} layers, {model.kv_heads} KV heads, {model.weight_bytes / 1e9:.3g} GB of "
+        f"weights, {model.cache_bytes / 1e9:.3g} GB of cache per sequence, {devices.num_devices} "
+        f"devices of {devices.memory / 1e9:.3g} GB with {devices.bandwidth / 1e9:.4g} GB/s, "
+        f"all-reduces of {{{sums}}} µs, transfers of {1e6 * devices.transfer:.3g} µs"
+    )
 
 
 def one_sequence_wants_a_tensor_split(part: ChooseCut) -> None:
