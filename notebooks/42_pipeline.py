@@ -83,9 +83,10 @@ from minigen_course.lab.texts import ALICE
 torch.manual_seed(42)
 whole = load_model(weights="float32")
 words = whole.tokenizer.encode(ALICE)
-texts = [words[16 * each : 16 * each + 16] for each in range(8)]
+texts = [words[64 * each : 64 * each + 64] for each in range(8)]
+prompts = [each[:16] for each in texts]
 greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-own_answers = [each.token_ids for each in whole.generate(texts, greedy, progress=False)]
+own_answers = [each.token_ids for each in whole.generate(prompts, greedy, progress=False)]
 chapter_map("several devices", "scheduler", "runner")
 
 # %% [markdown]
@@ -93,7 +94,7 @@ chapter_map("several devices", "scheduler", "runner")
 #
 # The smallest pipeline: this notebook's model in two halves, each run by a thread of its own, on a core of
 # its own. (Torch computes outside of Python's lock, so threads do use several cores. A thread is a rank
-# here; real processes come later.) The load is eight texts of 16 tokens, for which the model computes the
+# here; real processes come later.) The load is eight texts of 64 tokens, for which the model computes the
 # logits of every token, all in one batch.
 #
 # Predict: for how many per cent of the time is a half of the machine idle? And how many times as fast are
@@ -401,7 +402,7 @@ piped = load_model(weights="float32", pipeline_parallel_size=2, num_micro_batche
 in_processes = {}
 for count in (1, 2, 4, 8):
     with piped.record() as recorder:
-        answers = piped.generate(texts[:count], greedy, progress=False)
+        answers = piped.generate(prompts[:count], greedy, progress=False)
     assert [each.token_ids for each in answers] == own_answers[:count]
     decode_steps = lesson.step_timelines(lesson.all_steps(recorder.events, first=1))
     idle = sorted(my_bubble(each.computing(), 2) for each in decode_steps)
@@ -421,7 +422,7 @@ picture(
     number="42.7",
 )
 sent, num_bytes = lesson.messages(recorder.events)["sent"]
-num_tokens = sum(map(len, texts)) + 5 * 8  # one prefill, and five decode steps
+num_tokens = sum(map(len, prompts)) + 5 * 8  # one prefill, and five decode steps
 assert (sent, num_bytes) == (6 * 8, num_tokens * 4 * whole.config.hidden)  # in float32
 print(f"rank 0 sent {sent} messages, {num_bytes:,} bytes: a vector per token, and no more")
 piped.close()
