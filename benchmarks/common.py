@@ -14,6 +14,10 @@ from typing import Any
 from minigen import LLM
 from minigen.hardware import cpu_name, num_cores
 
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # for `tests`, when a benchmark runs by its path
+
 PACKAGES = (
     "torch",
     "numpy",

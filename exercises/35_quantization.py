@@ -441,7 +441,7 @@ mine = hunt(35, name="nibble_order", test=test_awq, mended=read_awq)
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# **The report.** *With more calibration windows the quantised model comes closer and closer to the float one. With very many, its perplexity is the best that I have seen at 3 bits. On another text of the same kind, all numbers of windows are about equally good. I have made sure that no test window is used for calibration.* A method that adapts a weight to its calibration text must be judged on text that it has not seen. Otherwise the test measures how well it remembers.
+# **The report.** *With more calibration windows the quantised model comes closer and closer to the float one. With very many, its perplexity is the best that I have seen at 3 bits. On another text of the same kind, more windows hardly help beyond some number. I have made sure that no test window is used for calibration.* A method that adapts a weight to its calibration text must be judged on text that it has not seen. Otherwise the test measures how well it remembers.
 #
 # Find the mistake in the part below. Catch it with a test that fails on this part and passes on every correct one. Then mend the part in the same cell.
 

@@ -134,7 +134,7 @@ server.close()
 print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()})
 
 # %% [markdown]
-# **Harder.** How certain is a p99 of 200 requests, of which only two lie above it? Draw 200 of your latencies with replacement, many times, and report the bounds that contain 95 % of the p99 values.
+# **Harder.** How certain is a p99 of 200 requests, of which only two lie above it? Draw 200 of your latencies with replacement (one may be drawn more than once), many times, and report the bounds that contain 95 % of the p99 values.
 
 # %% [markdown]
 # ## make_plan

@@ -169,7 +169,7 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 #
 # Guess now; you are not expected to know any of this. (In the questions, a card is a GPU with its own
 # memory.) Write the letter of the answer that you find most likely. This chapter and later ones give the
-# reasons. Chapter 52, the last one, asks the same questions again, and then shows both of your answers
+# reasons. Chapter 52 asks the same questions again, and then shows both of your answers
 # beside the best one.
 
 # %%

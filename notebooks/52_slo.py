@@ -272,9 +272,13 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # this GPU. In the tables of layers, L4 names a layer; the two have nothing in common.) The weights take 16
 # GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
 # are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
-# `DynamicScheduler`. A step reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s.
-# The KV cache of about 23 requests of 400 tokens adds 0.004 s, the overhead 0.002 s, and the prompts about
-# 0.001 s: 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# `DynamicScheduler`.
+#
+# How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
+# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is
+# 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
+# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
+# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -508,7 +512,9 @@ print(
 # The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
 # step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
-# about one case of three (6 × 0.06 = 0.36). So far more than one gap in twenty is longer than 60 ms.
+# about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
+# about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
+# With 46 or more running, every step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
 #
@@ -686,10 +692,12 @@ draw.dashboard(
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
 #   6,000: 95 and 81 %.
-# - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50.
+# - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50 if such steps
+#   come all the time, and as *kept ITL* below 100 % if they are few and meet the same requests. Look at both.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
-# - The latencies are of 30 to 240 requests, so a p99 lies near the maximum.
+# - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
+#   thousands of them, so a short stutter of a few requests may not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
@@ -789,7 +797,8 @@ for what, knobs in {
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
 # one where there is one (of the people who chat in 2 and 6, and of the other tenant in 8). Below,
-# choose a symptom, and see the gauges in time. The upper panel has the requests that run and wait, the
+# choose a symptom, and see the gauges in time. Where there is no second change, *and then* shows the first one
+# again. The upper panel has the requests that run and wait, the
 # middle one the share of the blocks in use, and the lower one has a point for each request: when it
 # arrived, and how long it waited for its first token.
 
@@ -915,7 +924,8 @@ guess_recover.compare(sum(recovered.values()))
 # well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
-# only delays the same number of tries. (Drag the stall: after one of 2 s, every kind recovers.)
+# only delays the same number of tries. (Drag the stall. At 2 s nobody waits as long as a client's patience, 3 s,
+# so nobody retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
@@ -1110,15 +1120,15 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 
 # %% [markdown]
 # The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
-# median wait has fallen, too. The longest wait has hardly changed. Before, it was the wait of a short
+# median wait has fallen, too. The longest wait has not become shorter. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
 # takes about as long in chunks as in one step (on some machines rather longer). If yours has
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
 # And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*: the
-# longest wait is as before, and the shortest one has become shorter. A quotient of two extremes is a poor
-# objective; the median, the tail and the gaps are better ones.
+# longest wait is as before or a little longer, and the shortest one has become shorter. A quotient of two
+# extremes is a poor objective; the median, the tail and the gaps are better ones.
 #
 # ## The opening test, once more
 #
@@ -1223,7 +1233,7 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; after a stall of 2 s every kind recovers",
+        "backoff delays tries, a budget removes them; a stall shorter than the patience causes hardly a retry",
     ),
 )
 

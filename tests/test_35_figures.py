@@ -406,9 +406,9 @@ def test_the_largest_channels_of_keys_are_named() -> None:
     ("count", "said"),
     [
         (1, [(0, 1), (0, 1), (0, 1)]),
-        (4, [(0, 4), (0, 4), (0, 4)]),
+        (4, [(0, 4), (0, 4), (4, 0)]),
         (9, [(8, 1), (1, 8), (8, 1)]),
-        (16, [(8, 8), (8, 8), (12, 4)]),
+        (16, [(16, 0), (8, 8), (16, 0)]),
     ],
 )
 def test_tokens_are_codes_or_in_full(count: int, said: list[tuple[int, int]]) -> None:
@@ -422,6 +422,7 @@ def test_tokens_beyond_the_axis_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 16, not 17"):
         draw.kept_tokens(17, 8, 4, most=16)
     assert cache._in_chunk(17, 8) == 1
+    assert cache._in_chunk(16, 8) == 0, "a full chunk has codes, as in `residual_window`"
 
 
 def test_errors_of_the_cache_have_a_line_per_way() -> None:

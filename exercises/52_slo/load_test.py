@@ -33,8 +33,8 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()})
 
 Harder: How certain is a p99 of 200 requests, of which only two lie above it? Draw 200 of your
-latencies with replacement, many times, and report the bounds that contain 95 % of the p99
-values.
+latencies with replacement (one may be drawn more than once), many times, and report the bounds
+that contain 95 % of the p99 values.
 """
 
 # exercise: minigen_course.lab.load.load_test

@@ -93,12 +93,12 @@ class InputStatistics:
 class RecordingLinear:
     """A linear layer that adds each of its inputs, a window, to `statistics`.
 
-    If it `makes_values`, the first token counts as much as all others of its window together.
+    With `weighs_first`, the first token counts as much as all others of its window together.
     """
 
     linear: Linear
     statistics: InputStatistics
-    makes_values: bool = False
+    weighs_first: bool = False
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class RecordingLinear:
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        self.statistics.add(x, max(len(x) - 1, 1) if self.makes_values else 1)
+        self.statistics.add(x, max(len(x) - 1, 1) if self.weighs_first else 1)
         return self.linear(x)
 
 
@@ -134,13 +134,16 @@ def calibrate(
     quantize: Quantize,
     *,
     sequential: bool = True,
+    weigh_first: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run the layers over windows of token ids, and call `quantize` for each input of each layer.
 
     `quantize` returns the dequantized matrices, by name; names that it leaves out keep their
     weights. With `sequential`, later layers see the outputs of these matrices, otherwise those of
-    the original ones. `progress` gets the layers done, and their number.
+    the original ones. With `weigh_first`, a window's first token counts as much as all others in
+    the Hessian of Q, K and V: most heads attend to it. `progress` gets the layers done, and their
+    number.
 
     Raises `OptionError` if there are no windows or an empty one.
     """
@@ -152,7 +155,7 @@ def calibrate(
     run = _layer_runner(config, tensors)
     for layer_id in range(config.num_layers):
         recorded: dict[tuple[str, ...], RecordingLinear] = {}
-        layer = build_layer(tensors, layer_id, torch.float32, _recording(recorded))
+        layer = build_layer(tensors, layer_id, torch.float32, _recording(recorded, weigh_first))
         outputs = [run(layer_id, layer, x) for x in states]
         rounded: dict[str, Tensor] = {}
         for names, linear in recorded.items():
@@ -205,7 +208,7 @@ def replaced_linear(replaced: Mapping[str, Tensor]) -> MakeLinear:
     return make
 
 
-def _recording(recorded: dict[tuple[str, ...], RecordingLinear]) -> MakeLinear:
+def _recording(recorded: dict[tuple[str, ...], RecordingLinear], weigh_first: bool) -> MakeLinear:
     """Return a `MakeLinear` whose layers are kept in `recorded`, by the names of their weights."""
     make = replaced_linear({})
 
@@ -214,7 +217,7 @@ def _recording(recorded: dict[tuple[str, ...], RecordingLinear]) -> MakeLinear:
         linear = RecordingLinear(
             make(weights, biases),
             InputStatistics(weights[0].shape[1]),
-            makes_values=any(name.endswith(".v_proj.weight") for name in names),
+            weigh_first and any(name.endswith(".v_proj.weight") for name in names),
         )
         recorded[names] = linear
         return linear

@@ -85,7 +85,7 @@ def cache_channels(
 def kept_tokens(
     num_tokens: int, residual: int, block_size: int, bits: int = 2, most: int = 160
 ) -> Figure:
-    """Draw which tokens the newest one reads as codes, and which in full: KIVI's, and in blocks.
+    """Draw which tokens are codes after a step, and which are in full: KIVI's, and in blocks.
 
     KIVI quantizes keys in chunks of `residual` tokens when a chunk is full, and keeps the newest
     `residual` values; minigen's cache keeps the block that the sequence is filling. Below is the
@@ -147,8 +147,8 @@ def kept_tokens(
 
 
 def _in_chunk(count: Count, size: int) -> Count:
-    """Return the tokens of the newest chunk, 1 to `size`: full once the step that fills it ends."""
-    return (count - 1) % size + 1
+    """Return the tokens of the chunk that is not full yet, 0 to `size` - 1."""
+    return count % size
 
 
 def _tokens(axes: Axes, count: int, full: int, line: int, chunks: int | None) -> None:

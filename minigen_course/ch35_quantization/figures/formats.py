@@ -31,6 +31,7 @@ from minigen_course.figures.style import (
 )
 
 BYTES_IN_A_ROW = 8
+SHARED = {"NVFP4": 16}  # weights that share a scale, where a block has several such groups
 MOST_WRITTEN = 340  # bits that are also written as digits
 COLOURS = {
     "code": SKY,
@@ -191,7 +192,7 @@ def _q4_k(raws: Raws) -> Decoded:
     scale, minimum = _half(raws["scale of scales"]), _half(raws["scale of minima"])
     code, first, second = raws["code"], raws["scales"], raws["minima"]
     value = code * first * scale - second * minimum
-    return value, f"{code} × ({first} × {scale:.6f}) − {second} × {minimum:.6f}"
+    return value, f"{code} × ({first} × {scale:.5g}) − {second} × {minimum:.5g}"
 
 
 def _nf4(raws: Raws) -> Decoded:
@@ -310,7 +311,8 @@ def format_strips(names: Sequence[str] = tuple(FORMATS)) -> Figure:
 
 
 def _label(name: str) -> str:
-    return f"{name}\n{FORMATS[name].num_weights:,} weights"
+    count = SHARED.get(name, FORMATS[name].num_weights)
+    return f"{name}\n{count:,} weights"
 
 
 def _handles(names: Iterable[str]) -> list[Patch]:

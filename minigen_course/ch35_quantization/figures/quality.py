@@ -344,7 +344,7 @@ def size_and_quality(rows: Sequence[Form], max_megabytes: float | None = None) -
     axes.set_xlim(min(sizes) - room, max(sizes) + 3 * room)
     heading = "Size and quality"
     if max_megabytes is not None:
-        axes.axvline(max_megabytes, color=ORANGE, linewidth=1.5)
+        axes.axvline(max_megabytes, color=ORANGE, linewidth=1.5, zorder=1)
         axes.axvspan(max_megabytes, 1e6, color=FAINT, alpha=0.4, linewidth=0, zorder=0)
         heading = _mark_best(axes, known, max_megabytes)
     plain_log(axes)
@@ -387,17 +387,19 @@ def _spread_labels(axes: Axes, labels: Sequence[tuple[str, float, float, bool]])
             label += LABEL_STEP
         placed.append((across, label))
         far = abs(label - place) > LABEL_HEIGHT
+        at = (across + (0.035 if far else 0.014), label)
+        if far:
+            leader = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.6}
+            axes.annotate("", (x, y), at, textcoords="axes fraction", arrowprops=leader, zorder=1.2)
         axes.annotate(
             name,
             (x, y),
-            (across + (0.035 if far else 0.014), label),
-            xycoords="data",
+            at,
             textcoords="axes fraction",
             va="center",
             fontsize=8.5,
             color=INK if strong else QUIET,
-            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6} if far else None,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.7},
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
             zorder=2,
         )
 

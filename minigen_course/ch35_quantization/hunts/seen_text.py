@@ -227,7 +227,7 @@ HUNT = Hunt(
     ),
     "**The report.** *With more calibration windows the quantised model comes closer and closer to "
     "the float one. With very many, its perplexity is the best that I have seen at 3 bits. On "
-    "another text of the same kind, all numbers of windows are about equally good. I have made "
+    "another text of the same kind, more windows hardly help beyond some number. I have made "
     "sure that no test window is used for calibration.* A method that adapts a weight to its "
     "calibration text must be judged on text that it has not seen. Otherwise the test measures how "
     "well it remembers.",

@@ -43,6 +43,7 @@ from minigen_course.ch35_quantization.lesson.stored import (
     forms,
     order_at,
     rise,
+    rises,
     scaled_speeds,
     stored,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "plain_steps",
     "qkv_inputs",
     "rise",
+    "rises",
     "rounded_by",
     "scaled_speeds",
     "search_errors",

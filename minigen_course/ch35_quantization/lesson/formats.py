@@ -59,8 +59,12 @@ def first_block(weight: Matrix, name: str) -> bytes:
 
 def bits_and_error(weight: Matrix, names: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Return each format's bits per weight and its relative error on a matrix."""
+    by_row = 8 + 32 / weight.shape[1]  # FP8 with one scale per row, as in `in_form`
     return {
-        name: (FORMATS[name].bits_per_weight, relative_error(weight, in_form(weight, name)))
+        name: (
+            by_row if name.startswith("FP8") else FORMATS[name].bits_per_weight,
+            relative_error(weight, in_form(weight, name)),
+        )
         for name in names
     }
 

@@ -82,7 +82,7 @@ def inputs_of(
 ) -> dict[str, SharedInput]:
     """Return the four inputs of a layer with the matrices that read them: qkv, out, gate_up, down.
 
-    The layers before it run as they are; those after it do not run.
+    The layers before it run as they are; those after it do not run. All tokens count once.
     """
     found: dict[str, SharedInput] = {}
 
@@ -92,7 +92,7 @@ def inputs_of(
         return {}
 
     config = replace(checkpoint.config, num_layers=layer_id + 1)
-    calibrate(config, checkpoint.tensors, pieces, keep, sequential=False)
+    calibrate(config, checkpoint.tensors, pieces, keep, sequential=False, weigh_first=False)
     return found
 
 
@@ -107,7 +107,10 @@ def output_error(shared: SharedInput, rounded: Mapping[str, Tensor]) -> float:
 def rounded_by(
     method: str, shared: SharedInput, grid: Grid, checkpoint: Checkpoint
 ) -> dict[str, Matrix]:
-    """Return the matrices of an input, rounded by RTN, AWQ or GPTQ with what calibration saw."""
+    """Return the matrices of an input, rounded by RTN, AWQ or GPTQ with what calibration saw.
+
+    No method searches the ranges of groups, so that they differ only in what they know of inputs.
+    """
     if method == "RTN":
         return {n: round_to_nearest(w, grid).dequantize() for n, w in shared.weights.items()}
     if method == "GPTQ":
@@ -117,7 +120,7 @@ def rounded_by(
     if any("o_proj" in name for name in shared.weights):
         config = checkpoint.config
         magnitudes = shared_by_heads(magnitudes, config.q_heads, config.kv_heads)
-    found = awq(shared.weights, shared.statistics, grid, magnitudes=magnitudes)
+    found = awq(shared.weights, shared.statistics, grid, magnitudes=magnitudes, clip_search=False)
     return {name: found.dequantize(name) for name in shared.weights}
 
 

@@ -50,6 +50,12 @@ def rise(found: Mapping[str, Any], form: str, text: str) -> float:
     return 100 * (found[form][text]["perplexity"] / own - 1)
 
 
+def rises(found: Mapping[str, Any], text: str) -> dict[str, float]:
+    """Return `rise` of every form of a model that was measured on a text."""
+    measured = (form for form, each in found.items() if "perplexity" in each.get(text, ()))
+    return {form: rise(found, form, text) for form in measured}
+
+
 def order_at(methods: Mapping[str, Any], bits: int, text: str) -> str | None:
     """Return the methods from the largest divergence to the smallest; None if not measured.
 
