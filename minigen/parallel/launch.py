@@ -234,7 +234,7 @@ def _load(
     checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
 ) -> StepRunner:
     if settings.num_stages > 1:
-        return _load_stage(checkpoint, settings, comm, trace)
+        return load_stage(checkpoint, settings, comm, trace)
     dtype = DTYPES[settings.form]
     smaller = local_config(checkpoint.config, comm.rank, comm.num_ranks)
     sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)
@@ -248,7 +248,7 @@ def _load(
     return RankRunner(model, pool, smaller.sliding_windows, settings.num_threads)
 
 
-def _load_stage(
+def load_stage(
     checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
 ) -> StageRunner:
     """Load a rank's share of its stage; the `trace` is that of rank 0."""

@@ -39,10 +39,12 @@ from minigen.parallel.comm import Comm
 from minigen.parallel.runner import Step
 from minigen.parallel.sharding import (
     GatheredHead,
+    ShareBytes,
     SummedLinear,
     embed_share,
     local_config,
     shard_tensors,
+    share_bytes,
     span,
 )
 from minigen.protocols import Attend, Linear
@@ -146,6 +148,18 @@ def stage_tensors(
         return own.get(name, True)
 
     return {name: tensor for name, tensor in tensors.items() if has(name)}
+
+
+def stage_bytes(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, place: Place
+) -> ShareBytes:
+    """Return the bytes that a rank reads of the file.
+
+    A tied embedding counts as `own` on the first and on the last stage.
+    """
+    own = stage_tensors(tensors, config, place.stage, place.num_stages)
+    rank_in_stage = place.rank - place.of_stage.start
+    return share_bytes(own, config, rank_in_stage, place.ranks_per_stage)
 
 
 @dataclass(frozen=True)

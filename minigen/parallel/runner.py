@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -93,6 +93,7 @@ def receive_step(comm: Comm) -> Step | None:
     return Step(copies, batch, is_timed=bool(header[7]))
 
 
+@runtime_checkable
 class StepRunner(Protocol):
     """What runs a rank's share of every step."""
 
