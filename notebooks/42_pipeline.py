@@ -481,9 +481,9 @@ for groups in (1, 2, 4):
 # ## Long prompts: a ring
 #
 # A pipeline cuts a prompt into chunks, but all of the prompt's keys and values of a layer lie on one device.
-# **[Context parallelism](../docs/glossary.md#context-parallelism)** cuts the tokens instead: each rank has all
+# **Context parallelism** cuts the tokens instead: each rank has all
 # layers and a part of the prompt. Everything in a layer works token by token, except attention, where a query
-# needs the keys of all earlier tokens. In **[ring attention](../docs/glossary.md#ring-attention)** (Liu et al.
+# needs the keys of all earlier tokens. In **ring attention** (Liu et al.
 # 2023) each rank keeps its queries, and the blocks of keys and values go round. In each of $n$ turns a rank
 # computes attention over the block that it has, and passes it on at the same time. So every rank has a
 # partial result per block, and must merge them.
@@ -590,6 +590,15 @@ explore(
     sharing=list(shares),
     turns=(1, 4, 1, 4),
 )
+rings = {
+    name: lesson.ring_turns(lesson.ring_pairs(each), 1.0, 60.0) for name, each in shares.items()
+}
+picture(
+    draw.timelines(rings, row="rank", unit="pairs"),
+    "The same rings over time, if a pair takes 1 and a message 60. The number in a box is the block of "
+    "keys, and a black line is the message that is sent meanwhile. Simulated.",
+    number="42.12",
+)
 slowdown = {name: lesson.ring_slowdown(each) for name, each in shares.items()}
 for name, times in slowdown.items():
     print(f"{name:<8} {times:.2f} times as long as with equal shares in each turn")
@@ -631,7 +640,7 @@ picture(
     draw.hidden_messages(lengths, turns),
     "One turn of a zig-zag ring of 8 H100 in one layer of Llama-3-70B: the time to compute half of a "
     "block's pairs, and the time to send its keys and values, by the prompt's length.",
-    number="42.12",
+    number="42.13",
 )
 
 # %% [markdown]
@@ -691,7 +700,7 @@ explore(
     costs_of,
     "The fastest layouts of a load on nodes of 8 cards, with NVLink inside. Orange is the part of the time "
     "in messages. By the cost model.",
-    "42.13",
+    "42.14",
     model=["Llama-3-70B", "Llama-3-8B", "Llama-3.1-405B"],
     card=list(MACHINES),
     nodes=[2, 1, 4],
@@ -789,7 +798,7 @@ explore(
     table,
     "The fastest layout that fits, by load and network, for two nodes of four cards with PCIe inside. "
     "Change it to your own. By the cost model.",
-    "42.14",
+    "42.15",
     model="Llama-3-70B",
     card=list(MACHINES),
     nodes=[2, 1, 4],
@@ -830,7 +839,7 @@ picture(
     draw.against_published(published),
     "Prefill of Llama 3 405B: the cost model and what was published. The factor beside a line is published "
     "time divided by the model's.",
-    number="42.15",
+    number="42.16",
 )
 
 # %% [markdown]
@@ -918,7 +927,7 @@ print(f"as fast as one thread: {mark(first_faster, 'times')}, and now {mark(fast
 picture(
     draw.timelines({"one batch, halves": one_batch, "eight micro-batches, dealt": last_run}),
     "The same work as in Figure 42.1, before and after. Measured on this machine.",
-    number="42.16",
+    number="42.17",
 )
 
 # %% [markdown]

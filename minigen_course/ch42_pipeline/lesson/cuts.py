@@ -73,7 +73,7 @@ LLAMA_405B = ModelShape(16384, 126, 128, 8, 128, 53248, 128256, tied=False)
 
 @dataclass(frozen=True)
 class Load:
-    """Sequences that decode with a context of so many tokens, or the prompts that are prefilled."""
+    """Sequences that decode, each with a context of this number of tokens."""
 
     num_sequences: int
     context: int

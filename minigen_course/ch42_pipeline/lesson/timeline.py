@@ -5,7 +5,7 @@ has ended the piece before and the piece's input has arrived. Sources: Huang et 
 Narayanan et al. 2021 (interleaved stages).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 COMPUTE, MESSAGE = "compute", "message"
@@ -215,12 +215,3 @@ def ring_turns(
                 spans.append(Span(rank, begin, sent[rank], MESSAGE, block, 0, turn))
         arrived = [sent[rank - 1] for rank in range(num_ranks)]
     return Timeline(num_ranks, tuple(sorted(spans, key=lambda each: (each.end, each.rank))))
-
-
-def frames(timeline: Timeline) -> Iterator[float]:
-    """Yield the moments at which something has ended, in seconds after the first start."""
-    seen = 0.0
-    for each in timeline.spans:
-        if each.end - timeline.start > seen + 1e-12:
-            seen = each.end - timeline.start
-            yield seen
