@@ -77,7 +77,7 @@ def _draw(axes: Axes, run: Timeline, end: float, scale: float, numbers: str) -> 
     grey = [_box(rank, 0.4, 0.0, scale * min(run.seconds, end)) for rank in range(run.num_ranks)]
     axes.add_collection(PolyCollection(grey, facecolors=FAINT, linewidths=0), autolim=False)
     shown = [each for each in run.spans if each.start - run.start < end]
-    computed = [each for each in shown if each.kind == COMPUTE]
+    computed = [each for each in shown if each.kind == COMPUTE and each.seconds > 0]
     boxes = [_box(each.rank, 0.4, *_place(each, run, scale)) for each in computed]
     colours = [_shade(COLOURS[each.batch % len(COLOURS)], each.chunk) for each in computed]
     axes.add_collection(
