@@ -174,6 +174,18 @@ class EngineConfig:
         "share threads.",
         whole(1, 64),
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages that the layers are divided into, one after another; each is a process, or as many "
+        "as tensor_parallel_size.",
+        whole(1, 64),
+    )
+    num_micro_batches: int | None = option(
+        None,
+        "Micro-batches that a step is cut into, at most, so that all stages of a pipeline work at "
+        "once; as many as stages if absent.",
+        whole(1, 2**16),
+    )
     device: str = option(
         "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
     )
@@ -203,23 +215,33 @@ class EngineConfig:
                 f"max_num_seqs {self.max_num_seqs}, so that each running sequence gets its token "
                 "in every step."
             )
-        own = ("auto", "torch") if self.device == "cpu" else ("auto", "triton")
-        if self.tensor_parallel_size > 1 and self.attention_backend not in own:
+        if self.context_parallel_size > 1:
+            self._check_context_parallel()
+        if self.pipeline_parallel_size > 1 and self.device != "cpu":
             raise OptionError(
-                "tensor_parallel_size above 1 needs minigen's own attention_backend: the other "
+                f"device={self.device!r} runs no stages: leave pipeline_parallel_size at 1, or set "
+                "device to 'cpu'."
+            )
+        if self.num_micro_batches is not None and self.pipeline_parallel_size == 1:
+            raise OptionError(
+                "num_micro_batches is of no use while pipeline_parallel_size is 1; leave it out."
+            )
+        own = ("auto", "torch") if self.device == "cpu" else ("auto", "triton")
+        if self.num_ranks > 1 and self.attention_backend not in own:
+            by = "tensor" if self.tensor_parallel_size > 1 else "pipeline"
+            raise OptionError(
+                f"{by}_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."
             )
 
-        if self.context_parallel_size > 1:
-            self._check_context_parallel()
-
     def _check_context_parallel(self) -> None:
         ranks = self.context_parallel_size
-        if self.tensor_parallel_size > 1:
-            raise OptionError(
-                "context_parallel_size has all weights in each process and tensor_parallel_size a "
-                "part of them; set only one of them above 1."
-            )
+        for cut in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, cut) > 1:
+                raise OptionError(
+                    f"context_parallel_size has all weights in each process and {cut} a part of "
+                    "them; set only one of them above 1."
+                )
         if self.device != "cpu":
             raise OptionError(
                 f"context_parallel_size {ranks} runs on CPUs only: leave it at 1, or set device to "
@@ -245,8 +267,9 @@ class EngineConfig:
 
     @property
     def num_ranks(self) -> int:
-        """The processes of the model."""
-        return self.tensor_parallel_size * self.context_parallel_size
+        """The number of processes that hold the model."""
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        return tensor * pipeline * self.context_parallel_size
 
     @property
     def kv_bytes(self) -> int | None:

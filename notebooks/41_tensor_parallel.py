@@ -1394,4 +1394,4 @@ verdicts(
 #   the same for [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html):
 #   the flags, and the makers' advice.
 #
-# **Next:** part 5. [Chapter 51](51_server.ipynb) puts an HTTP server in front of the engine.
+# **Next:** [chapter 42](42_pipeline.ipynb) cuts between layers, tokens and requests, and says which cut when.

@@ -249,10 +249,16 @@ def _is_builtin(part: Any, known: Mapping[str, Any]) -> bool:
 
 
 def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
-    """Return `num_blocks`, or as many blocks as fit into `kv_cache_memory` and can be used."""
+    """Return `num_blocks`, or as many blocks as fit into `kv_cache_memory` and can be used.
+
+    Each stage of a pipeline has the same part of the memory, and all have the same blocks, so the
+    stage with the most layers sets their number.
+    """
     if options.num_blocks is not None:
         return options.num_blocks
-    block_bytes = config.num_layers * options.block_size * plan.kv_bytes
+    num_stages = options.pipeline_parallel_size
+    num_layers = num_stages * -(-config.num_layers // num_stages)
+    block_bytes = num_layers * options.block_size * plan.kv_bytes
     usable = options.max_num_seqs * blocks_needed(config.max_positions, options.block_size)
     kv_bytes = options.kv_bytes or plan.default_kv_bytes
     left = kv_bytes - plan.kv_fixed_bytes

@@ -113,8 +113,7 @@ class CpuPlan:
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen for each part, and why."""
-        ranks = self.options.num_ranks
-        linear = "torch"
+        ranks, linear = self.options.num_ranks, "torch"
         by_layers = self.attention if self.coded is None else attend_coded
         attention = "paged, in the compiled step" if self.compiled else name_of(by_layers)
         if self.options.context_parallel_size > 1:
@@ -127,10 +126,23 @@ class CpuPlan:
             "weights": f"{self.form} ({self.form_reason})",
             "runner": self.runner,
             **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
+            **self._describe_stages(),
             "linear": linear,
             "attention": attention,
             **({} if self.coded is None else {"kv memory": self.coded.describe()}),
         }
+
+    def _describe_stages(self) -> dict[str, str]:
+        """Return the layers of each stage of a pipeline, and the micro-batches of a step."""
+        num_stages = self.options.pipeline_parallel_size
+        if num_stages == 1:
+            return {}
+        from minigen.parallel.pipeline import stage_layers
+
+        spans = stage_layers(self.checkpoint.config.num_layers, num_stages)
+        layers = ", ".join(f"{each.start}-{each.stop - 1}" for each in spans)
+        most = self.options.num_micro_batches or num_stages
+        return {"stages": f"{num_stages}, layers {layers}; up to {most} micro-batches per step"}
 
     def chooser(self, num_threads: int) -> Choose:
         """Return the function that chooses tokens: compiled kernels with the step, or torch."""
@@ -200,8 +212,17 @@ class CpuPlan:
         from minigen.parallel.launch import Settings, start_driver
 
         options, path = self.options, str(self.checkpoint.path.resolve())
-        cut = "context" if options.context_parallel_size > 1 else "tensor"
-        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads, cut)
+        num_stages = options.pipeline_parallel_size
+        settings = Settings(
+            path,
+            self.form,
+            options.block_size,
+            num_blocks,
+            num_threads,
+            "context" if options.context_parallel_size > 1 else "tensor",
+            num_stages,
+            options.num_micro_batches or num_stages,
+        )
         ranks, most = options.num_ranks, options.max_num_batched_tokens
         driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
         return driver, driver.close
@@ -222,6 +243,10 @@ def plan(checkpoint: Checkpoint, options: EngineConfig) -> CpuPlan:
 
         ranks = options.tensor_parallel_size
         check_ranks(checkpoint.config, checkpoint.tensors, found.form, ranks)
+    if options.pipeline_parallel_size > 1:
+        from minigen.parallel.pipeline import check_stages
+
+        check_stages(checkpoint.config, options.pipeline_parallel_size)
     return found
 
 

@@ -150,7 +150,8 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
     """
     from minigen.parallel.launch import torchrun_rank
 
-    sizes = (options["tensor_parallel_size"], options["context_parallel_size"])
+    cuts = ("tensor", "context", "pipeline")
+    sizes = [options[f"{cut}_parallel_size"] for cut in cuts]
     rank = torchrun_rank() if max(sizes) > 1 else None
     if rank is None:
         return False

@@ -1,18 +1,21 @@
-"""Messages between the ranks of one model: four collective operations, four implementations.
+"""Messages between the ranks of one model: collective and point-to-point, four implementations.
 
 A rank is one of several workers that do the same work at the same time, each on its own shard;
-ranks are numbered from 0. Every operation is a collective: all ranks call it, in the same order,
-with tensors of the same shape, and it returns after all ranks have contributed. Sources: MPI's
-collective operations; Patarasuk and Yuan 2009 for ring all-reduce and its cost.
+ranks are numbered from 0. In a collective operation all ranks call it, in the same order, with
+tensors of the same shape, and it returns after all ranks have contributed. A point-to-point message
+goes from one rank to another: one calls `send`, the other `receive`. Sources: MPI's operations;
+Patarasuk and Yuan 2009 for ring all-reduce and its cost.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -31,7 +34,7 @@ TIMEOUT = timedelta(days=1)  # of waiting for other ranks; a rank that ends is n
 
 
 @runtime_checkable
-class Comm(Protocol):
+class Collectives(Protocol):
     """The collective operations of a rank. The input may be overwritten with the result."""
 
     @property
@@ -52,8 +55,28 @@ class Comm(Protocol):
         """Return the tensor of rank 0, on every rank."""
         ...
 
+
+@runtime_checkable
+class Comm(Collectives, Protocol):
+    """All operations of a rank."""
+
     def shift(self, x: Numbers) -> Numbers:
         """Return the tensor of rank - 1: every rank sends its own to rank + 1, the last to 0."""
+        ...
+
+    def send(self, x: Numbers, to: int) -> None:
+        """Send a tensor to another rank; may wait until that rank calls `receive`."""
+        ...
+
+    def receive(self, x: Numbers, source: int) -> Numbers:
+        """Return the next tensor that rank `source` sent here, which has `x`'s shape and dtype."""
+        ...
+
+    def subgroup(self, ranks: SequenceOf[int]) -> "Comm":
+        """Return the messages among some ranks, numbered from 0 in this order.
+
+        All of these ranks call it, this rank among them.
+        """
         ...
 
 
@@ -76,13 +99,50 @@ class SoloComm:
     def shift(self, x: Numbers) -> Numbers:
         return x
 
+    def send(self, x: Numbers, to: int) -> None:
+        raise WorkerError(f"There is one rank, so none can send to rank {to}.")
 
-@dataclass(frozen=True)
+    def receive(self, x: Numbers, source: int) -> Numbers:
+        raise WorkerError(f"There is one rank, so none can receive from rank {source}.")
+
+    def subgroup(self, ranks: SequenceOf[int]) -> "SoloComm":
+        return self
+
+
 class _Exchange:
-    """The shared state of the ranks of one process: their tensors, and a barrier."""
+    """The shared state of the ranks of one process: their tensors, a barrier, and their mail.
 
-    tensors: list[Tensor | None]
-    barrier: threading.Barrier
+    `mail[source, to]` are the tensors that one rank has sent to another; None says that a rank
+    failed.
+    """
+
+    def __init__(self, num_ranks: int, timeout: float):
+        self.num_ranks, self.timeout = num_ranks, timeout
+        self.tensors: list[Tensor | None] = [None] * num_ranks
+        self.barrier = threading.Barrier(num_ranks, timeout=timeout)
+        pairs = [(source, to) for source in range(num_ranks) for to in range(num_ranks)]
+        self.mail: dict[tuple[int, int], SimpleQueue[Tensor | None]]
+        self.mail = {pair: SimpleQueue() for pair in pairs}
+        self._subgroups: dict[tuple[int, ...], _Exchange] = {}
+        self._lock = threading.Lock()
+
+    def subgroup(self, ranks: tuple[int, ...]) -> "_Exchange":
+        """Return the state that these ranks share, the same object for all of them."""
+        with self._lock:
+            if ranks not in self._subgroups:
+                self._subgroups[ranks] = _Exchange(len(ranks), self.timeout)
+                if self.barrier.broken:
+                    self._subgroups[ranks].abort()
+            return self._subgroups[ranks]
+
+    def abort(self) -> None:
+        """Let all ranks that wait raise an error, also in subgroups."""
+        with self._lock:
+            self.barrier.abort()
+            for queue in self.mail.values():
+                queue.put(None)
+            for each in self._subgroups.values():
+                each.abort()
 
 
 @dataclass(frozen=True)
@@ -108,9 +168,26 @@ class ThreadComm:
     def shift(self, x: Numbers) -> Numbers:
         return self._all_tensors(x)[(self.rank - 1) % self.num_ranks]
 
+    def send(self, x: Numbers, to: int) -> None:
+        self._shared.mail[self.rank, to].put(x.clone())
+
+    def receive(self, x: Numbers, source: int) -> Numbers:
+        mail = self._shared.mail[source, self.rank]
+        try:
+            found = mail.get(timeout=self._shared.timeout)
+        except Empty:
+            found = None
+        if found is None:
+            raise self._missing()
+        return x.copy_(found)
+
+    def subgroup(self, ranks: SequenceOf[int]) -> "ThreadComm":
+        shared = self._shared.subgroup(tuple(ranks))
+        return ThreadComm(list(ranks).index(self.rank), len(ranks), shared)
+
     def abort(self) -> None:
-        """Break the barrier, so that ranks waiting for this one raise an error."""
-        self._shared.barrier.abort()
+        """Let the ranks that wait for this one raise an error."""
+        self._shared.abort()
 
     def _all_tensors(self, x: Numbers) -> list[Numbers]:
         """Publish `x`, and return a copy of every rank's tensor."""
@@ -120,13 +197,16 @@ class ThreadComm:
             copies = [each.clone() for each in self._shared.tensors if each is not None]
             self._shared.barrier.wait()  # all ranks must have read before the next write
         except threading.BrokenBarrierError:
-            raise WorkerError(f"Rank {self.rank} waited for a rank that did not arrive.") from None
+            raise self._missing() from None
         return copies
+
+    def _missing(self) -> WorkerError:
+        return WorkerError(f"Rank {self.rank} waited for a rank that did not arrive.")
 
 
 def thread_comms(num_ranks: int, timeout: float = 30.0) -> list[ThreadComm]:
     """Create the ranks of a group of threads, which wait at most `timeout` seconds per message."""
-    shared = _Exchange([None] * num_ranks, threading.Barrier(num_ranks, timeout=timeout))
+    shared = _Exchange(num_ranks, timeout)
     return [ThreadComm(rank, num_ranks, shared) for rank in range(num_ranks)]
 
 
@@ -159,6 +239,10 @@ def run_ranks(
     return [results[rank] for rank in range(num_ranks)]
 
 
+def _no_subgroup(ranks: SequenceOf[int]) -> "GroupComm":
+    raise WorkerError(f"This group cannot be divided into ranks {list(ranks)} and others.")
+
+
 @dataclass(frozen=True)
 class _Both:
     """Two messages that are under way."""
@@ -175,10 +259,12 @@ class _Both:
 class GroupComm:
     """A rank among processes: torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
-    Raises `WorkerError` when another rank has ended.
+    `group` is a ProcessGroup, or one backend of it; `connect` connects some of its ranks in a group
+    of their own. Raises `WorkerError` when another rank has ended.
     """
 
-    group: Any  # a ProcessGroup, or one backend of it
+    group: Any
+    connect: Callable[[SequenceOf[int]], "GroupComm"] = _no_subgroup
 
     @property
     def rank(self) -> int:
@@ -217,6 +303,18 @@ class GroupComm:
         self._wait(lambda: _Both(first(), second()))
         return received
 
+    def send(self, x: Numbers, to: int) -> None:
+        x = x.contiguous()
+        self._wait(lambda: self.group.send([x], to, 0))
+
+    def receive(self, x: Numbers, source: int) -> Numbers:
+        x = x.contiguous()
+        self._wait(lambda: self.group.recv([x], source, 0))
+        return x
+
+    def subgroup(self, ranks: SequenceOf[int]) -> "GroupComm":
+        return self.connect(ranks)
+
     def _wait(self, start: Callable[[], Any]) -> None:
         try:
             start().wait()
@@ -239,14 +337,25 @@ def local_comm(rank: int, num_ranks: int, rendezvous: Path) -> GroupComm:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = TIMEOUT
-    return GroupComm(gloo(dist.FileStore(str(rendezvous), num_ranks), rank, num_ranks, options))
+    store = dist.FileStore(str(rendezvous), num_ranks)
+
+    def connect(ranks: SequenceOf[int]) -> GroupComm:
+        own = dist.PrefixStore("-".join(map(str, ranks)), store)
+        return GroupComm(gloo(own, list(ranks).index(rank), len(ranks), options))
+
+    return GroupComm(gloo(store, rank, num_ranks, options), connect)
 
 
 def joined_comm(backend: str = "gloo") -> GroupComm:
     """Connect this process to the ranks that `torchrun` started, on one or several machines."""
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=TIMEOUT)
-    return GroupComm(dist.group.WORLD)
+
+    def connect(ranks: SequenceOf[int]) -> GroupComm:
+        group = dist.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
+        return GroupComm(group)
+
+    return GroupComm(dist.group.WORLD, connect)
 
 
 @dataclass(frozen=True)
@@ -275,6 +384,19 @@ class TracedComm:
 
     def shift(self, x: Numbers) -> Numbers:
         return self._traced(EventKind.SHIFTED, self.comm.shift, x)
+
+    def send(self, x: Numbers, to: int) -> None:
+        def send(x: Tensor) -> Tensor:
+            self.comm.send(x, to)
+            return x
+
+        self._traced(EventKind.SENT, send, x)
+
+    def receive(self, x: Numbers, source: int) -> Numbers:
+        return self._traced(EventKind.RECEIVED, lambda x: self.comm.receive(x, source), x)
+
+    def subgroup(self, ranks: SequenceOf[int]) -> "TracedComm":
+        return TracedComm(self.comm.subgroup(ranks), self.trace)
 
     def _traced(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.trace.active:

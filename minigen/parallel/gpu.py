@@ -304,7 +304,9 @@ class GpuGroup:
     def __init__(
         self, checkpoint: Checkpoint, num_ranks: int, device: str, dtype: torch.dtype, trace: Trace
     ):
-        self._checkpoint, self._started = checkpoint, start_ranks(checkpoint, num_ranks, trace)
+        self._checkpoint, self._trace = checkpoint, trace
+        asked = f"tensor_parallel_size is {num_ranks}"
+        self._started = start_ranks(checkpoint, num_ranks, trace, asked)
         self._driver: DriverRunner | None = None
         met = self._started.rendezvous
         settings = GpuSettings(
@@ -335,7 +337,9 @@ class GpuGroup:
             raise
         close = partial(_release_and_close, runner, self._started.close)
         thread = self._started.comm_thread
-        self._driver = DriverRunner(runner, thread, manager, max_num_batched_tokens, close)
+        self._driver = DriverRunner(
+            runner, thread, manager, max_num_batched_tokens, close, self._trace
+        )
         return self._driver
 
     def close(self) -> None:

@@ -30,8 +30,9 @@ from minigen.errors import OptionError, WorkerError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool
 from minigen.model.transformer import build_transformer
-from minigen.parallel.comm import Comm, TracedComm, joined_comm, local_comm
+from minigen.parallel.comm import Comm, SoloComm, TracedComm, joined_comm, local_comm
 from minigen.parallel.context_runner import ContextRunner
+from minigen.parallel.pipeline import Clock, Place, StageRunner, build_stage, stage_layers
 from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, StepRunner, run_steps
 from minigen.parallel.sharding import build_share, local_config
 from minigen.trace.events import Trace
@@ -141,6 +142,8 @@ class Settings:
     num_blocks: int
     num_threads: int
     cut: str  # "tensor": a shard of the weights on each rank; "context": a part of the tokens
+    num_stages: int
+    max_micro_batches: int
 
 
 def start_driver(
@@ -156,13 +159,27 @@ def start_driver(
     Under `torchrun` this never returns on any other rank. Raises `WorkerError` if another rank does
     not start.
     """
-    started = start_ranks(checkpoint, num_ranks, trace, f"{settings.cut}_parallel_size")
+    started = start_ranks(checkpoint, num_ranks, trace, _asked(settings, num_ranks))
     try:
-        runner = started.comm_thread.call(partial(_load_all_ranks, checkpoint, settings))
+        load = partial(_load_all_ranks, checkpoint, settings, trace)
+        runner = started.comm_thread.call(load)
     except BaseException:
         started.close()
         raise
-    return DriverRunner(runner, started.comm_thread, manager, max_num_batched_tokens, started.close)
+    return DriverRunner(
+        runner, started.comm_thread, manager, max_num_batched_tokens, started.close, trace
+    )
+
+
+def _asked(settings: Settings, num_ranks: int) -> str:
+    """Return the options that ask for this number of ranks, as the part of a sentence."""
+    if settings.num_stages == 1:
+        return f"{settings.cut}_parallel_size is {num_ranks}"
+    per_stage = num_ranks // settings.num_stages
+    return (
+        f"pipeline_parallel_size {settings.num_stages} times tensor_parallel_size {per_stage} "
+        f"is {num_ranks}"
+    )
 
 
 @dataclass(frozen=True)
@@ -177,14 +194,12 @@ class StartedRanks:
     rendezvous: Path | None
 
 
-def start_ranks(
-    checkpoint: Checkpoint, num_ranks: int, trace: Trace, option: str = "tensor_parallel_size"
-) -> StartedRanks:
+def start_ranks(checkpoint: Checkpoint, num_ranks: int, trace: Trace, asked: str) -> StartedRanks:
     """Start all ranks, or join those of `torchrun`, and connect them; nothing is loaded yet.
 
     Under `torchrun` this never returns on any other rank: that process runs as a worker with this
     checkpoint, and ends with rank 0. Raises `WorkerError` if another rank does not start, and
-    `OptionError` if `torchrun` started another number of ranks than `option` says.
+    `OptionError` if `torchrun` started another number of ranks than was `asked` for.
     """
     connect: Callable[[], Comm]
     watch: Callable[[WorkerError | None], None] = _watch_nothing
@@ -196,7 +211,7 @@ def start_ranks(
         connect = partial(local_comm, 0, num_ranks, rendezvous)
         watch, close = workers.check, workers.close
     else:
-        torchrun = _torchrun_comm(num_ranks, option)
+        torchrun = _torchrun_comm(num_ranks, asked)
         if torchrun.rank > 0:
             run_worker(torchrun, checkpoint)
             exit_process()
@@ -222,7 +237,7 @@ def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
         run_gpu_worker(comm, values, checkpoint)
         return
     settings = Settings(**values)
-    runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm)
+    runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm, None)
     _wait_for_all(comm)
     run_steps(runner, comm)
 
@@ -248,12 +263,10 @@ def num_local_ranks(num_ranks: int) -> int:
     return num_ranks if here is None else int(here)
 
 
-def _torchrun_comm(num_ranks: int, option: str) -> Comm:
+def _torchrun_comm(num_ranks: int, asked: str) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
-        raise OptionError(
-            f"torchrun started {started} ranks, but {option} is {num_ranks}; they must be equal."
-        )
+        raise OptionError(f"torchrun started {started} ranks, but {asked}; they must be equal.")
     return joined_comm()
 
 
@@ -261,14 +274,20 @@ def _return_comm(comm: Comm) -> Comm:
     return comm
 
 
-def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
+def _load_all_ranks(
+    checkpoint: Checkpoint, settings: Settings, trace: Trace, comm: TracedComm
+) -> StepRunner:
     send_settings(asdict(settings), comm)
-    runner = _load(checkpoint, settings, comm)
+    runner = _load(checkpoint, settings, comm, trace)
     _wait_for_all(comm)
     return runner
 
 
-def _load(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> StepRunner:
+def _load(
+    checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
+) -> StepRunner:
+    if settings.num_stages > 1:
+        return load_stage(checkpoint, settings, comm, trace)
     if settings.cut == "context":
         return _load_part_of_context(checkpoint, settings, comm)
     return _load_shard(checkpoint, settings, comm)
@@ -298,6 +317,38 @@ def _load_shard(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankR
             checkpoint.config, checkpoint.tensors, dtype, make_linear, comm, finish_head
         )
     return RankRunner(model, pool, smaller.sliding_windows, settings.num_threads)
+
+
+def load_stage(
+    checkpoint: Checkpoint, settings: Settings, comm: Comm, trace: Trace | None
+) -> StageRunner:
+    """Load a rank's share of its stage; the `trace` is that of rank 0."""
+    dtype, config = DTYPES[settings.form], checkpoint.config
+    place = Place(comm.rank, comm.num_ranks, settings.num_stages)
+    of_stage = comm.subgroup(place.of_stage) if place.ranks_per_stage > 1 else SoloComm()
+    layers = stage_layers(config.num_layers, settings.num_stages)[place.stage]
+    smaller = local_config(config, of_stage.rank, of_stage.num_ranks)
+    sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)
+    with memory_for(settings.num_blocks, settings.block_size):
+        pool = KVPool(len(layers), settings.num_blocks, *sizes, dtype)
+    make_linear, finish_head = linears(settings.form, settings.num_threads)
+    with one_thread():
+        stage = build_stage(
+            config, checkpoint.tensors, dtype, make_linear, place, of_stage, finish_head
+        )
+    untraced = comm.comm if isinstance(comm, TracedComm) else comm
+    return StageRunner(
+        stage,
+        pool,
+        config.sliding_windows[layers.start : layers.stop],
+        settings.num_threads,
+        comm,
+        Clock(untraced, place, trace),
+        config.vocab_size,
+        config.hidden,
+        dtype,
+        settings.max_micro_batches,
+    )
 
 
 def send_settings(settings: dict[str, Any], comm: Comm) -> None:

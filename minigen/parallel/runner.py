@@ -25,6 +25,7 @@ from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.parallel.comm import Comm
 from minigen.parallel.sharding import ShardedTransformer
 from minigen.sequence import ScheduledChunk
+from minigen.trace.events import Trace
 
 _STOP, _KEEPALIVE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
@@ -37,10 +38,14 @@ Outcomes = SimpleQueue[tuple[object, Any, Exception | None]]
 
 
 class Step(NamedTuple):
-    """One step of all ranks: copy blocks, each (source, target), then compute the batch."""
+    """One step of all ranks: copy blocks, each (source, target), then compute the batch.
+
+    If `is_timed`, the stages of a pipeline tell rank 0 when they computed.
+    """
 
     copies: list[tuple[int, int]]
     batch: Batch
+    is_timed: bool = False
 
 
 def send_step(comm: Comm, step: Step) -> None:
@@ -58,7 +63,7 @@ def send_step(comm: Comm, step: Step) -> None:
     ]
     sizes = [len(batch.token_ids), len(batch.context_lens), len(batch.logits_rows)]
     sizes += [batch.block_tables.shape[1], len(step.copies), batch.num_decodes]
-    comm.broadcast(torch.tensor([_STEP, *sizes, 0]))
+    comm.broadcast(torch.tensor([_STEP, *sizes, int(step.is_timed)]))
     comm.broadcast(torch.cat(parts))
 
 
@@ -85,7 +90,7 @@ def receive_step(comm: Comm) -> Step | None:
         num_decodes=num_decodes,
     )
     copies = [(source, target) for source, target in parts[7].unflatten(0, (-1, 2)).tolist()]
-    return Step(copies, batch)
+    return Step(copies, batch, is_timed=bool(header[7]))
 
 
 def send_keepalive(comm: Comm) -> None:
@@ -152,7 +157,9 @@ class DriverRunner:
         manager: BlockManager,
         max_num_batched_tokens: int,
         close: Callable[[], None],
+        trace: Trace,
     ):
+        self._trace = trace
         self.manager, self._runner, self._comm_thread = manager, runner, comm_thread
         self._packer = Packer(manager, runner.block_size, max_num_batched_tokens)
         self.close = weakref.finalize(self, _end, comm_thread, close)
@@ -162,7 +169,7 @@ class DriverRunner:
         self._comm_thread.drain()  # an interrupted step may still read the packer's memory
         decodes = takewhile(lambda chunk: chunk.num_tokens == 1, chunks)
         batch = batch_of(self._packer.pack(chunks), sum(1 for _ in decodes))
-        step = Step(self.manager.pop_pending_copies(), batch)
+        step = Step(self.manager.pop_pending_copies(), batch, self._trace.active)
         logits: Tensor = self._comm_thread.call(partial(_run_on_all_ranks, self._runner, step))
         return logits
 

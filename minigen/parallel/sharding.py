@@ -23,7 +23,7 @@ from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, Transformer, build_transformer, run_layer
-from minigen.parallel.comm import Comm
+from minigen.parallel.comm import Collectives
 from minigen.protocols import Attend, Linear
 
 
@@ -188,7 +188,7 @@ class SummedLinear:
     """A row-split linear layer: each rank computes part of every sum; an all-reduce adds them."""
 
     linear: Linear
-    comm: Comm
+    comm: Collectives
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -205,7 +205,7 @@ class GatheredHead:
     """An output head split by vocabulary: an all-gather joins the ranks' logits."""
 
     linear: Linear
-    comm: Comm
+    comm: Collectives
     vocab: int
 
     @property
@@ -219,7 +219,7 @@ class GatheredHead:
 
 
 def gather_logits(
-    part: Float[Tensor, "rows share"], vocab: int, comm: Comm
+    part: Float[Tensor, "rows share"], vocab: int, comm: Collectives
 ) -> Float[Tensor, "rows vocab"]:
     """Return all ranks' logits, joined by an all-gather; the last rank's part may be narrower."""
     missing = vocab_share(vocab, comm.num_ranks) - part.shape[-1]
@@ -230,7 +230,7 @@ def embed_share(
     embedding: Float[Tensor, "share hidden"],
     token_ids: Int64[Tensor, " tokens"],
     first_token: int,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Return the token embeddings: one rank has each vector, the others add zeros.
 
@@ -250,7 +250,7 @@ class ShardedTransformer:
     """
 
     share: Transformer
-    comm: Comm
+    comm: Collectives
     first_token: int
 
     def __call__(
@@ -281,7 +281,7 @@ def build_share(
     tensors: Mapping[str, StoredTensor],
     dtype: torch.dtype,
     make_linear: MakeLinear,
-    comm: Comm,
+    comm: Collectives,
     finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
 ) -> ShardedTransformer:
     """Build this rank's shard of the model that `build_transformer` would build."""

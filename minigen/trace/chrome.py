@@ -1,6 +1,7 @@
 """Export recorded events as a timeline for ui.perfetto.dev or chrome://tracing.
 
-It has one track per request, one track for the engine's steps, and counters of the engine's load.
+It has one track per request, one track for the engine's steps, one per stage of a pipeline, and
+counters of the engine's load.
 Source: "Trace Event Format", the Chromium project.
 """
 
@@ -113,6 +114,7 @@ class _Drawing:
         self._now_us = self._step_ended_us = 0
         self._tracks: dict[int | None, _Track] = {}
         self._in_step: dict[_Track, None] = {}  # in the order of their chunks
+        self._stages: dict[int, int] = {}  # their tracks
         self._timeline = Timeline(
             on_request=self._add_track,
             on_chunk=self._compute,
@@ -120,6 +122,7 @@ class _Drawing:
             on_preempted=self._preempt,
             on_end=self._end_request,
             on_step=self._end_step,
+            on_micro_batch=self._add_micro_batch,
         )
 
     def draw(self, event: Event) -> None:
@@ -186,6 +189,16 @@ class _Drawing:
         self.drawn.set_level("tokens in batch", started_us, event.counts["tokens"])
         self.drawn.set_level("tokens in batch", self._now_us, 0)
         self._step_ended_us = self._now_us
+
+    def _add_micro_batch(self, event: Event) -> None:
+        """Add a slice to the track of its stage, where the stage was idle between two slices."""
+        stage, started_ns = event.counts["stage"], event.counts["started_ns"]
+        if stage not in self._stages:
+            self._stages[stage] = self.drawn.add_track(f"stage {stage}")
+        started_us = self._microseconds(started_ns)
+        ended_us = self._microseconds(started_ns + event.counts["duration_ns"])
+        name = f"micro-batch {event.counts['micro_batch']}"
+        self.drawn.add_slice(self._stages[stage], name, started_us, ended_us, event.counts)
 
     def _begin(
         self, track: _Track, activity: str, since_us: int, counts: Mapping[str, int]

@@ -37,6 +37,10 @@ class EventKind(Enum):
     ALL_GATHERED = "all_gathered"  # bytes, duration_ns
     BROADCAST = "broadcast"  # bytes, duration_ns
     SHIFTED = "shifted"  # bytes, duration_ns
+    SENT = "sent"  # bytes, duration_ns (to one other rank)
+    RECEIVED = "received"  # bytes, duration_ns (the wait for the other rank, too)
+    # stage, micro_batch, sequences, tokens, started_ns (as time_ns), duration_ns
+    MICRO_BATCH = "micro_batch"
 
     __hash__ = object.__hash__  # members are unique, and Enum's own hash is a call in Python
 

@@ -26,10 +26,8 @@ MARKS = {
 }
 _ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
 _MESSAGES = (
-    EventKind.ALL_REDUCED,
-    EventKind.ALL_GATHERED,
-    EventKind.BROADCAST,
-    EventKind.SHIFTED,
+    *(EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST),
+    *(EventKind.SHIFTED, EventKind.SENT, EventKind.RECEIVED),
 )
 
 
@@ -124,6 +122,7 @@ class Timeline:
     on_step: EngineHook = _ignore
     on_verified: Hook = _ignore
     on_message: EngineHook = _ignore
+    on_micro_batch: EngineHook = _ignore
 
     def __post_init__(self) -> None:
         self.requests: dict[int, Request] = {}
@@ -137,6 +136,7 @@ class Timeline:
             EventKind.STEP: self._step,
             EventKind.QUEUED: self._queue,
             **dict.fromkeys(_MESSAGES, self.on_message),
+            EventKind.MICRO_BATCH: self.on_micro_batch,
         }
         self._of_request: dict[EventKind, Hook] = {
             EventKind.SCHEDULED: self._run if self.times_only else self._schedule,

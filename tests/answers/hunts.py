@@ -12,10 +12,12 @@ from minigen_course.ch35_quantization import hunt as hunt_35
 from minigen_course.ch35_quantization.hunts import nibble_order, seen_text
 from minigen_course.ch36_speculative import hunt as hunt_36
 from minigen_course.ch41_tensor_parallel import hunt as hunt_41
+from minigen_course.ch42_pipeline import hunt as hunt_42
 from minigen_course.ch53_structured_output import hunt as hunt_53
 from minigen_course.lab.toy_engine import serve_toy
 from tests.answers import (
     blank_hunt,
+    buffer_hunt,
     draft_hunt,
     order_hunt,
     rank_hunt,
@@ -432,6 +434,37 @@ CATCHES = {  # by the name of a hunt
             "one fewer than fit": rank_hunt.one_fewer,
             "only rank 0 asks": rank_hunt.only_rank_0_asks,
             "none at all": rank_hunt.none_at_all,
+        },
+    ),
+    "reused_buffer": Catches(
+        (buffer_hunt.late_and_open, buffer_hunt.every_lateness, buffer_hunt.own_link),
+        COMMON
+        | {
+            "reads at once": (buffer_hunt.early_link_only, "it passes, and should fail: repeat"),
+            "has one micro-batch": (
+                buffer_hunt.one_batch_only,
+                "it passes, and should fail: repeat",
+            ),
+            "looks at results only": (buffer_hunt.results_only, "waits for each result at once"),
+            "has two micro-batches": (buffer_hunt.two_batches_only, "two arrays, and waits for"),
+            "does not look at the last": (
+                buffer_hunt.without_the_last,
+                "returns before the last result",
+            ),
+            "wants one on its way": (buffer_hunt.wants_one_open, "should pass on"),
+            "expects what it was given": (
+                buffer_hunt.wants_equal_results,
+                "it passes, and should fail: repeat",
+            ),
+        },
+        (buffer_hunt.by_copying, buffer_hunt.by_a_second_array, *hunt_42.HUNT.right.values()),
+        {
+            "unchanged": hunt_42.run_stage,
+            "waits before computing": buffer_hunt.waits_before_computing,
+            "never waits": buffer_hunt.never_waits,
+            "copies the first result only": buffer_hunt.copies_the_first,
+            "sends in reverse": buffer_hunt.sends_in_reverse,
+            "sends all at the end": buffer_hunt.sends_at_the_end,
         },
     ),
     "object_pattern": Catches(

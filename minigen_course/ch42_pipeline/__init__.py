@@ -1,0 +1,1 @@
+"""Chapter 42: Stages, rings and replicas."""

@@ -1,0 +1,77 @@
+"""What the chapter computes: timelines, rings, stages that run, and the cost of every cut."""
+
+from minigen_course.ch42_pipeline.lesson.cuts import (
+    LLAMA_405B,
+    Cluster,
+    Cost,
+    Layout,
+    Load,
+    decode_cost,
+    layouts,
+    obstacle,
+    prefill_cost,
+    rank_bytes,
+)
+from minigen_course.ch42_pipeline.lesson.processes import all_steps, messages, step_timelines
+from minigen_course.ch42_pipeline.lesson.ring import (
+    attend_part,
+    num_pairs,
+    plain_part,
+    ring_attention,
+    ring_pairs,
+    ring_slowdown,
+)
+from minigen_course.ch42_pipeline.lesson.stages import (
+    LateLink,
+    cut_model,
+    layer_work,
+    run_stages,
+)
+from minigen_course.ch42_pipeline.lesson.timeline import (
+    COMPUTE,
+    MESSAGE,
+    Span,
+    Timeline,
+    decode_tokens,
+    interleaved,
+    least_bubble,
+    pass_once,
+    ring_turns,
+    run_schedule,
+)
+
+__all__ = [
+    "COMPUTE",
+    "LLAMA_405B",
+    "MESSAGE",
+    "Cluster",
+    "Cost",
+    "LateLink",
+    "Layout",
+    "Load",
+    "Span",
+    "Timeline",
+    "all_steps",
+    "attend_part",
+    "cut_model",
+    "decode_cost",
+    "decode_tokens",
+    "interleaved",
+    "layer_work",
+    "layouts",
+    "least_bubble",
+    "messages",
+    "num_pairs",
+    "obstacle",
+    "pass_once",
+    "plain_part",
+    "prefill_cost",
+    "rank_bytes",
+    "ring_attention",
+    "ring_pairs",
+    "ring_slowdown",
+    "ring_turns",
+    "run_schedule",
+    "run_stages",
+    "step_timelines",
+]
