@@ -219,9 +219,9 @@ class CpuPlan:
             options.block_size,
             num_blocks,
             num_threads,
-            "context" if options.context_parallel_size > 1 else "tensor",
             num_stages,
             options.num_micro_batches or num_stages,
+            "context" if options.context_parallel_size > 1 else "tensor",
         )
         ranks, most = options.num_ranks, options.max_num_batched_tokens
         driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)

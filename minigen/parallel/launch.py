@@ -141,9 +141,9 @@ class Settings:
     block_size: int
     num_blocks: int
     num_threads: int
-    cut: str  # "tensor": a shard of the weights on each rank; "context": a part of the tokens
-    num_stages: int
-    max_micro_batches: int
+    num_stages: int = 1
+    max_micro_batches: int = 1
+    cut: str = "tensor"  # a shard of the weights on each rank; "context": a part of the tokens
 
 
 def start_driver(
