@@ -3,7 +3,6 @@
 import os
 import random
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
