@@ -1,5 +1,6 @@
 """Stages of layers: all ranks together compute what one process does, each with its own part."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from minigen import SamplingParams
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.errors import OptionError
 from minigen.kv_cache.paged import Batch
+from minigen.model.attention import attend_packed
+from minigen.model.transformer import dense_linear
 from minigen.parallel.comm import SoloComm
 from minigen.parallel.pipeline import (
     Place,
+    build_stage,
     check_stages,
     micro_batches,
     stage_bytes,
@@ -22,11 +26,11 @@ from minigen.parallel.pipeline import (
 )
 from minigen.parallel.runner import Step
 from minigen.parallel.sharding import share_bytes
-from tests.ranks import GREEDY, PROMPTS
+from tests.ranks import PROMPTS
 from tests.stages import CROWDED, NUM_LAYERS, in_turn, replay, save_five_layers
 from tests.test_41_shard import held_bytes
 
-SAMPLED = SamplingParams(seed=3, n=2, max_tokens=6, temperature=0.8, ignore_eos=True)
+SAMPLED = SamplingParams(seed=3, n=2, max_tokens=5, temperature=0.8, ignore_eos=True)
 VARIANTS = ["llama", "llama-tied", "llama-biases", "qwen2-window", "qwen3-tied-biases"]
 Recorded = tuple[Checkpoint, list[Step], list[torch.Tensor]]
 
@@ -36,20 +40,20 @@ def record(directory: Path, most: int, variant: str = "llama", **changes: Any) -
     save_five_layers(directory, variant, **changes)
     llm = in_turn(directory, most, keeps=True, **CROWDED)
     with llm.count_work() as counted:
-        llm.generate(PROMPTS, GREEDY, progress=False)
         llm.generate(PROMPTS, SAMPLED, progress=False)
     assert counted.preemptions > 0
     assert counted.blocks_copied > 0
-    assert counted.tokens_cached > 0
     runner: Any = llm.engine.runner
     steps, logits = zip(*runner.steps, strict=True)
     return open_checkpoint(directory), list(steps), list(logits)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7])
-def test_two_to_five_stages_give_every_bit_of_the_logits(most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "stage_counts"), [(1, (2, 4)), (3, (2, 3, 5))])
+def test_stages_give_every_bit_of_the_logits(
+    most: int, stage_counts: tuple[int, ...], tmp_path: Path
+) -> None:
     checkpoint, steps, expected = record(tmp_path, most)
-    for num_stages in (2, 3, 4, 5):
+    for num_stages in stage_counts:
         first, *others = replay(checkpoint, steps, num_stages, most)
         assert all(map(torch.equal, first.logits, expected))
         assert all(len(logits) == 0 for each in others for logits in each.logits)
@@ -58,8 +62,7 @@ def test_two_to_five_stages_give_every_bit_of_the_logits(most: int, tmp_path: Pa
 @pytest.mark.parametrize("variant", VARIANTS[1:])
 def test_stages_of_every_kind_of_model_give_every_bit(variant: str, tmp_path: Path) -> None:
     checkpoint, steps, expected = record(tmp_path, 2, variant)
-    for num_stages in (2, 3):
-        assert all(map(torch.equal, replay(checkpoint, steps, num_stages, 2)[0].logits, expected))
+    assert all(map(torch.equal, replay(checkpoint, steps, 3, 2)[0].logits, expected))
 
 
 def test_split_stages_give_every_bit_that_split_layers_give(tmp_path: Path) -> None:
@@ -68,9 +71,8 @@ def test_split_stages_give_every_bit_that_split_layers_give(tmp_path: Path) -> N
     whole, *_ = replay(checkpoint, steps, 1, 2, per_stage=2)
     for mine, right in zip(whole.logits, expected, strict=True):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=0)
-    for num_stages in (2, 3):
-        first, *_ = replay(checkpoint, steps, num_stages, 2, per_stage=2)
-        assert all(map(torch.equal, first.logits, whole.logits))
+    first, *_ = replay(checkpoint, steps, 2, 2, per_stage=2)
+    assert all(map(torch.equal, first.logits, whole.logits))
 
 
 @pytest.mark.parametrize("per_stage", [1, 2])
@@ -85,7 +87,6 @@ def test_messages_and_their_bytes_are_those_of_the_formulas(per_stage: int, tmp_
     num_rows = sum(len(step.batch.logits_rows) for step in steps)
     states = (len(parts), num_tokens * hidden_bytes)  # between two ranks of neighbouring stages
     logits = (len(asked), num_rows * config.vocab_size * 4)  # from the last stage to rank 0
-    assert len(asked) < len(steps) or len(with_rows) < len(parts) or most == 2
     for rank, found in enumerate(replay(checkpoint, steps, num_stages, most, per_stage)):
         place = Place(rank, num_stages * per_stage, num_stages)
         sent = states if not place.is_last else (0, 0)
@@ -152,13 +153,24 @@ def test_every_tensor_is_on_one_stage_and_a_tied_embedding_on_two(
 
 def test_a_stage_reads_no_byte_of_another_stage(tmp_path: Path) -> None:
     """Every byte of the other ranks is made a NaN, so a stage that reads one is not equal."""
-    checkpoint, steps, expected = record(tmp_path, 1)
+    checkpoint = open_checkpoint(save_five_layers(tmp_path))
     config, tensors = checkpoint.config, checkpoint.tensors
+    make_linear = dense_linear(torch.float32)
     for stage in range(3):
         own = stage_tensors(tensors, config, stage, 3)
-        assert {name for name in tensors if name not in own}
-    first, *_ = replay(checkpoint, steps, 3, 1)
-    assert all(map(torch.equal, first.logits, expected))
+        blinded = {
+            name: each if name in own else replace(each, data=torch.full_like(each.data, 255))
+            for name, each in tensors.items()
+        }
+        assert sum(each.dequantize().isnan().all().item() for each in blinded.values()) > 9
+        place, solo = Place(stage, 3, 3), SoloComm()
+        alone, seeing = (
+            build_stage(config, each, torch.float32, make_linear, place, solo)
+            for each in (blinded, tensors)
+        )
+        x, positions = torch.ones(2, config.hidden), torch.arange(2)
+        attend = attend_packed([2], config.sliding_windows)
+        assert torch.equal(alone(x, positions, attend), seeing(x, positions, attend))
 
 
 @pytest.mark.parametrize("num_layers", range(1, 13))
