@@ -238,7 +238,8 @@ guess_bits = predict(
 #
 # Memory has no 4-bit numbers, so two codes share a byte: the first in its low half (its low **nibble**),
 # the second in its high half. That is one convention of several, and most mistakes with quantized files are
-# about them. GGUF's blocks put codes 0 to 15 in the low halves and codes 16 to 31 in the high ones.
+# about them. GGUF's blocks of 32, such as Q4_1's, put codes 0 to 15 in the low halves and codes 16 to 31 in the
+# high ones; Q4_K does the same with halves of 32 codes.
 # bitsandbytes puts the first code of a pair *high*. GPTQ and AWQ pack eight codes in a 32-bit word, along
 # different axes and in different orders. The next exercise packs codes in the first way.
 
@@ -335,7 +336,8 @@ for size in (1536, 64, 32):
 # have eight scales of 6 bits. **Steps need not be equal**: weights near 0 are frequent, so NF4 puts its
 # sixteen values where a normal distribution has equal shares, and floats have finer steps near 0 by
 # construction. And **a scale that is a power of two** costs a byte and needs no multiplication, but it
-# wastes up to half of the range.
+# fits the range badly: in MXFP4 up to a third of it is unused, or the largest weights are clipped by up to a
+# quarter.
 
 # %%
 NAMES = ["Q8_0", "Q4_1", "Q4_K", "NF4", "FP8 e4m3", "FP8 e5m2", "MXFP4"]
@@ -431,7 +433,8 @@ print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 #
 # $$\|X D^T\|^2 = \operatorname{tr}(D H D^T), \qquad D = \hat W - W, \qquad H = X^T X$$
 #
-# Collecting $H$, or parts of it, on some text is called **[calibration](../docs/glossary.md#calibration)**.
+# (The **trace**, tr, is the sum of the diagonal: here one squared error for each row of the matrix.) Collecting
+# $H$, or parts of it, on some text is called **[calibration](../docs/glossary.md#calibration)**.
 # The diagonal of $H$ has each channel's sum of squares. llama.cpp calls its mean an *importance matrix*.
 # Large channels multiply the errors of their column, small ones forgive them. And real inputs are very
 # unequal: here are layer 4's inputs of Q, K and V.
@@ -685,12 +688,12 @@ print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 # GPTQ repays errors along directions that these tokens happen to have, and a new text has others. The matrix
 # after attention (`out`) has 576 channels, and needs less. AWQ takes each channel's mean magnitude, which
 # hardly differs between texts, and fits a single number, the exponent. So its errors are nearly the
-# same on all texts. It gains little on these two matrices (on Q, K and V more, as Figure 35.8 shows), and abroad
-# it loses next to nothing.
+# same on all texts. It gains little on these two matrices (on Q, K and V more, as Figure 35.8 shows), and on other
+# texts it loses next to nothing.
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
-# the model will read. A comparison of methods on the calibration text measures how well they learn it by
-# heart.
+# the model will read. A comparison of methods on the calibration text measures how well they fit that
+# text.
 #
 # ### A token that all others read
 #
@@ -725,7 +728,8 @@ for name, (first, others) in sink.items():
 # of SmolLM2 with each method, in groups of 64, calibrated on windows of 512 tokens, and reads texts that
 # no calibration has seen. The methods have the options there that `minigen quantize` gives them: AWQ and GPTQ search the range of each
 # group, and GPTQ begins with the columns of the largest inputs (`act_order`). **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next
-# token's probabilities have moved, in nats per token; perplexity is chapter 16's. The intervals are over
+# token's probabilities have moved, in **nats** per token (natural logarithms: 0.1 nats
+# mean that the right token's probability is lower by a factor of about e^0.1 = 1.1); perplexity is chapter 16's. The intervals are over
 # windows: 16 of held-out topics, and only 4 of Alice. Two methods read the same windows, so their difference has a much narrower interval than each one
 # alone, and the verdict comes from the differences.
 
@@ -847,8 +851,9 @@ guess_keys = predict(
 # %% [markdown]
 # The sum of the losses is a model, and like every model it is checked: the lines compare the *measured*
 # divergence of both, at equal bytes. A positive difference whose interval excludes 0 means that the mixture
-# is better. It is on held-out topics, by less than the sum of the losses predicts, because at 3 bits losses are too
-# large to simply add. On Alice it is undecided: the losses were measured on topics. ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
+# is better. It is in KL divergence on held-out topics, by less than the sum of the losses predicts, because at 3 bits losses are too
+# large to simply add. On Alice it is undecided: the losses were measured on topics. (The choice minimises KL. The
+# perplexities of the two, 43.0 and 42.2, do not differ by more than their intervals.) ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
 # weight), and `minigen quantize --scheme mixed` does it.
 #
 # ## The KV cache in 8, 4 and 2 bits
@@ -1296,4 +1301,4 @@ verdicts(
 # - ["Give Me BF16 or Give Me Death"?](https://arxiv.org/abs/2411.02355), Kurtic et al. 2024: half a million
 #   evaluations.
 #
-# **Next:** [chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step some guesses to check.
+# **Next:** [chapter 36](36_speculative.ipynb) uses the idle arithmetic of a decode step to check guessed tokens.
