@@ -91,10 +91,12 @@ class LLM:
         take a known name, a class, an instance, a function, or "file.py:Name"; `scheduler` and
         `prefix_cache` take no instance, because the engine builds them from its other parts.
 
-        With `tensor_parallel_size` above 1, as many processes hold one shard of the model each;
-        `threads` and `kv_cache_memory` are divided among them. They are started here and end with
-        this process, or at `close`. Under `torchrun`, the ranks are the processes that it started,
-        and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
+        With `tensor_parallel_size` above 1, as many processes hold one shard of the model each, and
+        with `pipeline_parallel_size` above 1, each of as many stages does so with its layers.
+        `threads` and `kv_cache_memory` are divided among them. The processes are started here and
+        end with this process, or at `close`. Under `torchrun`, the ranks are the processes that it
+        started, and only rank 0 returns from this function. Raises a `MinigenError` that says what
+        to do.
         """
         from minigen import hub
 

@@ -1,1 +1,1 @@
-"""Tensor parallelism: one model split over several processes, and the messages between them."""
+"""One model split over several processes, by layers or within them, and their messages."""
