@@ -12,14 +12,13 @@ compared with the formula; messages, bytes and memory do not depend on that. Ran
 also share its memory, so a decode, which reads all weights for each micro-batch, gains nothing.
 """
 
-import os
 import statistics
 from collections.abc import Iterable
 from contextlib import closing
 from math import prod
-from pathlib import Path
 from typing import Any
 
+import psutil
 from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams, hub
@@ -116,17 +115,14 @@ def messages(
 
 
 def own_bytes_of_children() -> dict[str, int]:
-    """Return each worker's memory without files that it has mapped, by rank; only on Linux."""
+    """Return each worker's memory without files that it has mapped, by rank."""
     found = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-            command = (status.parent / "cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        if int(fields["PPid"]) == os.getpid() and b"minigen.parallel.worker" in command:
-            rank = command[command.index(b"minigen.parallel.worker") + 1].decode()
-            found[rank] = 1024 * int(fields["RssAnon"].split()[0])
+    for child in psutil.Process().children():
+        command = child.cmdline()
+        if "minigen.parallel.worker" in command:
+            rank = command[command.index("minigen.parallel.worker") + 1]
+            memory = child.memory_info()
+            found[rank] = memory.rss - getattr(memory, "shared", 0)
     return dict(sorted(found.items()))
 
 
