@@ -91,7 +91,8 @@ class LLM:
         take a known name, a class, an instance, a function, or "file.py:Name"; `scheduler` and
         `prefix_cache` take no instance, because the engine builds them from its other parts.
 
-        With `tensor_parallel_size` above 1, as many processes hold one shard of the model each;
+        With `tensor_parallel_size` above 1, as many processes hold one shard of the model each, and
+        with `pipeline_parallel_size` above 1, each of as many stages does so with its layers;
         `threads` and `kv_cache_memory` are divided among them. With `context_parallel_size` each
         holds all weights instead, and a part of the tokens. The processes are started here and end
         with this one, or at `close`. Under `torchrun`, the ranks are the processes that it started,

@@ -48,7 +48,7 @@ def staged(
     model: Path, num_stages: int, per_stage: int = 1, **options: Any
 ) -> Generator[LLM, None, None]:
     """Load a model over stages of `per_stage` processes each, which end with the block."""
-    options = {"weights": "float32", "threads": num_stages * per_stage} | options
+    options = {**{"weights": "float32", "threads": num_stages * per_stage}, **options}
     llm = LLM.load(
         model, pipeline_parallel_size=num_stages, tensor_parallel_size=per_stage, **options
     )
@@ -93,13 +93,15 @@ class InTurn:
 
 def kept(batch: Batch) -> Batch:
     """Return a copy that the next step does not overwrite."""
-    tensors = {name: each for name, each in vars(batch).items() if isinstance(each, Tensor)}
+    tensors: dict[str, Any] = {
+        name: each for name, each in vars(batch).items() if isinstance(each, Tensor)
+    }
     return replace(batch, **{name: each.clone() for name, each in tensors.items()})
 
 
 def in_turn(model: Path, most: int, *, keeps: bool = False, **options: Any) -> LLM:
     """Load a model in one process that computes up to `most` micro-batches one after another."""
-    options = {"weights": "float32", "threads": 1} | options
+    options = {**{"weights": "float32", "threads": 1}, **options}
     if options["weights"] != "float32":
         options["attention_backend"] = by_layers
     llm = LLM.load(model, **options)

@@ -49,6 +49,12 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.ALL_GATHERED: {"bytes", "duration_ns"},
     EventKind.BROADCAST: {"bytes", "duration_ns"},
     EventKind.SHIFTED: {"bytes", "duration_ns"},
+    EventKind.SENT: {"bytes", "duration_ns"},
+    EventKind.RECEIVED: {"bytes", "duration_ns"},
+    EventKind.MICRO_BATCH: {
+        *("stage", "micro_batch", "sequences", "tokens"),
+        *("started_ns", "duration_ns"),
+    },
 }
 
 

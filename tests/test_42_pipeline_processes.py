@@ -120,7 +120,7 @@ def test_speculation_runs_through_stages(directory: Path) -> None:
 
 def test_the_stage_with_the_most_layers_sets_the_number_of_blocks(directory: Path) -> None:
     block = 2 * 16 * 2 * 8 * 4  # bytes per layer: keys and values of 16 tokens, 2 heads of 8
-    memory = {"kv_cache_memory": 30 * block * NUM_LAYERS, "max_num_seqs": 64}
+    memory: dict[str, Any] = {"kv_cache_memory": 30 * block * NUM_LAYERS, "max_num_seqs": 64}
     of_one = LLM.load(directory, weights="float32", **memory).describe()["kv cache"]
     assert of_one.startswith("30 blocks")
     with staged(directory, 2, **memory) as llm:
@@ -129,7 +129,7 @@ def test_the_stage_with_the_most_layers_sets_the_number_of_blocks(directory: Pat
 
 
 def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path) -> None:
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"pipeline_parallel_size": 6}, r"leaves a stage without .* values are 1 to 5\."),
         ({"pipeline_parallel_size": 0}, "from 1 to 64"),
         ({"pipeline_parallel_size": 2, "device": "cuda"}, "runs no stages"),
@@ -154,7 +154,8 @@ def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path
             },
             "pipeline_parallel_size above 1 needs minigen's own attention_backend",
         ),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(OptionError, match=message):
             LLM.load(directory, **{"weights": "float32", **options})
     assert workers_of(os.getpid()) == []

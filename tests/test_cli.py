@@ -238,6 +238,18 @@ def test_info_shows_architecture_and_memory(tiny_directory: Path) -> None:
         assert words in done.stdout
 
 
+def test_info_shows_what_a_rank_of_each_stage_holds(tiny_directory: Path) -> None:
+    cut = ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2")
+    done = run("info", str(tiny_directory), *cut)
+    assert done.returncode == 0
+    lines = [[each.strip() for each in line.split("│")] for line in done.stdout.splitlines()]
+    stages = [line[1:4] for line in lines if len(line) == 7 and line[1] in ("0", "1")]
+    assert stages == [["0", "0-1", "0-1"], ["1", "2-3", "2-2"]]
+    done = run("info", str(tiny_directory), "--pipeline-parallel-size", "4")
+    assert done.returncode == 1
+    assert "possible values are 1 to 3" in done.stderr
+
+
 def test_chat_remembers_the_conversation_and_supports_its_commands(tiny_directory: Path) -> None:
     lines = "hi\n/what\n/help\n/clear\n/system be brief\nyo\n/retry\n/exit\nnot read\n"
     options = ["--model", str(tiny_directory), "--max-tokens", "4", "--seed", "1"]

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -23,7 +23,10 @@ from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.checkpoint.config_json import read_json
 from minigen.checkpoint.gguf import read_gguf
 from minigen.checkpoint.safetensors import header_bytes, read_header
+from minigen.config import EngineConfig
 from minigen.errors import FileFormatError, MinigenError
+from minigen.parallel.pipeline import Place, check_stages, stage_bytes, stage_layers
+from minigen.parallel.sharding import check_ranks
 from minigen.progress import shown_progress
 
 if TYPE_CHECKING:
@@ -44,24 +47,28 @@ _JSON_FILES = (
 _NUM_CONNECTIONS = 8
 
 
-def print_info(name: str) -> None:
+def print_info(name: str, **cut: Any) -> None:
     """Print architecture, parameters, size, and memory budget of the model with this name.
 
-    A model on the Hugging Face hub is not downloaded; one of a short name is. Raises a
-    `MinigenError` if there is no such model or minigen cannot run it; in the latter case the facts
-    that its headers give are printed first.
+    `cut` has the engine's options for stages and their ranks; if there are several ranks, what each
+    holds is printed, too. A model on the Hugging Face hub is not downloaded; one of a short name
+    is. Raises an `OptionError` for a cut that the model does not allow, and a `MinigenError` if
+    there is no such model or minigen cannot run it; in the latter case the facts that its headers
+    give are printed first.
     """
+    options = EngineConfig(**cut)
     path = hub.find(name)
     if path is None and name in hub.SHORT_NAMES:
         with shown_progress() as progress:
             path = hub.pull(name, progress=progress)
     if path is not None:
-        _print_model(name, str(path), path, None)
+        _print_model(name, str(path), path, None, options)
         return
     files = hub.hub_model(name).remote()
     with _headers(files) as (path, sizes):
         try:
-            _print_model(name, f"not downloaded; commit {files.commit}", path, sizes)
+            where = f"not downloaded; commit {files.commit}"
+            _print_model(name, where, path, sizes, options)
         except MinigenError as error:  # it names the temporary path
             raise type(error)(str(error).replace(str(path), name)) from None
 
@@ -120,7 +127,13 @@ def _write_gguf_header(files: "RemoteFiles", name: str, path: Path) -> None:
             return
 
 
-def _print_model(name: str, where: str, path: Path, sizes: Mapping[str, int] | None) -> None:
+def _print_model(
+    name: str,
+    where: str,
+    path: Path,
+    sizes: Mapping[str, int] | None,
+    options: EngineConfig,
+) -> None:
     named = {"model": name, "path": where}
     try:
         checkpoint = open_checkpoint(path, sizes)
@@ -132,6 +145,9 @@ def _print_model(name: str, where: str, path: Path, sizes: Mapping[str, int] | N
     console = Console(highlight=False)
     console.print()
     console.print(_memory_table(checkpoint))
+    if options.num_ranks > 1:
+        console.print()
+        console.print(_stage_table(checkpoint, options))
 
 
 def _print(facts: Mapping[str, str]) -> None:
@@ -198,6 +214,26 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
         context = token * config.max_positions
         sizes = (weights, token, context, weights + context)
         table.add_row(form, *(_size(size) for size in sizes))
+    return table
+
+
+def _stage_table(checkpoint: Checkpoint, options: EngineConfig) -> Table:
+    """Return what a rank of each stage has: its layers, and bytes of the file and per token."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    num_stages, per_stage = options.pipeline_parallel_size, options.tensor_parallel_size
+    check_stages(config, num_stages)
+    check_ranks(config, tensors, options.weights, per_stage)
+    table = Table(title="a rank of each stage", title_justify="left")
+    table.add_column("stage")
+    for column in ("ranks", "layers", "of the file", "KV per token, bfloat16"):
+        table.add_column(column, justify="right")
+    token = 2 * max(config.kv_heads // per_stage, 1) * config.head_dim * _BYTES_OF["bfloat16"][1]
+    for stage, layers in enumerate(stage_layers(config.num_layers, num_stages)):
+        place = Place(stage * per_stage, options.num_ranks, num_stages)
+        read = stage_bytes(tensors, config, place)
+        ranks = f"{place.rank}" if per_stage == 1 else f"{place.rank}-{place.of_stage.stop - 1}"
+        sizes = (_size(read.own + read.repeated), _size(token * len(layers)))
+        table.add_row(str(stage), ranks, f"{layers.start}-{layers.stop - 1}", *sizes)
     return table
 
 

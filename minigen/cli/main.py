@@ -15,7 +15,7 @@ import typer
 from minigen import __version__
 from minigen.cli.bench import benches
 from minigen.cli.compile import compile_forms
-from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_sampling_options
+from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_cut, takes_sampling_options
 from minigen.cli.perplexity import perplexity
 from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
@@ -167,7 +167,9 @@ def pull(
 
 
 @app.command()
+@takes_cut
 def info(
+    options: dict[str, Any],
     name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
 ) -> None:
     """Print a model's architecture, parameters, size and memory needs, and whether it runs here.
@@ -175,10 +177,12 @@ def info(
     A model of the Hugging Face hub is not downloaded for that: its headers are enough.
 
     minigen info Qwen/Qwen3-0.6B
+
+    minigen info --pipeline-parallel-size 3
     """
     from minigen.cli.info import print_info
 
-    print_info(name)
+    print_info(name, **options)
 
 
 @app.command()

@@ -52,6 +52,13 @@ def takes_engine_options(command: Command) -> Command:
     return with_options(command, engine_flags(EngineConfig, command.__name__), lambda typed: typed)
 
 
+def takes_cut(command: Command) -> Command:
+    """Add the numbers of ranks that a model is cut for to `command(options, ...)`."""
+    cuts = ("tensor_parallel_size", "pipeline_parallel_size")
+    flags = [flag(each, "info", "Stages") for each in fields(EngineConfig) if each.name in cuts]
+    return with_options(command, flags, lambda typed: typed)
+
+
 def takes_sampling_options(command: Command) -> Command:
     """Add the sampling parameters that have a default for this command to `command(params, ...)`.
 

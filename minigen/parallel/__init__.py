@@ -1,1 +1,1 @@
-"""Tensor and context parallelism: one model over several processes, and their messages."""
+"""One model over several processes, cut by heads, layers or tokens, and their messages."""

@@ -335,14 +335,10 @@ class StageRunner:
         max_micro_batches: int,
     ):
         self.stage, self.pool, self.windows = stage, pool, windows
+        self.block_size = pool.block_size
         self.num_threads, self.max_micro_batches = num_threads, max_micro_batches
         self._comm, self._clock, self._place = comm, clock, clock.place
         self._vocab, self._hidden, self._dtype = vocab, hidden, dtype
-
-    @property
-    def block_size(self) -> int:
-        """The tokens of a block of the KV cache."""
-        return self.pool.block_size
 
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
@@ -382,7 +378,7 @@ class StageRunner:
         """
         place, none = self._place, torch.empty(0, self._vocab)
         source = place.leaders[-1]
-        if place.rank == 0 == source:
+        if place.num_stages == 1 and place.rank == 0:
             return torch.cat(logits)
         if num_rows and place.rank == source:
             self._comm.send(torch.cat(logits), 0)

@@ -121,12 +121,8 @@ class RankRunner:
         num_threads: int,
     ):
         self.model, self.pool, self.windows = model, pool, windows
+        self.block_size = pool.block_size
         self.num_threads = num_threads
-
-    @property
-    def block_size(self) -> int:
-        """The tokens of a block of the KV cache."""
-        return self.pool.block_size
 
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
