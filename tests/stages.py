@@ -71,6 +71,7 @@ class InTurn:
 
     def __init__(self, runner: PagedRunner, most: int, keeps: bool = False):
         self.runner, self.most, self.keeps = runner, most, keeps
+        self.manager = runner.manager
         self.steps: list[tuple[Step, Tensor]] = []
 
     @torch.inference_mode()
