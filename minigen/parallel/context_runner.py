@@ -268,8 +268,9 @@ def attend_in_context(
 ) -> Attend:
     """Return attention over all ranks' parts of the pool, for the rank's rows of one step.
 
-    Per layer: `num_ranks - 1` shifts if the step has divided tokens, and an all-gather if it has
-    shared ones.
+    Messages per layer: `num_ranks - 1` shifts if the step has divided tokens, each of
+    2 (num_rows + cached slots) kv_heads head_dim numbers, and one all-gather if it has shared ones,
+    of (head_dim + 1) q_heads float32 numbers per token.
     """
     shared, divided, num_shared = local.shared, local.divided, len(local.shared.indices)
 
