@@ -406,7 +406,8 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # More load, more throughput, until the machine is full. But a request that comes too late is no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every
-# objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest offered rate at which
+# objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent
+# per second, kept up with or not) at which
 # 90 % keep them.) Here it is, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
@@ -936,7 +937,7 @@ guess_recover.compare(sum(recovered.values()))
 # of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
 # tokens are divided among API keys), and the vital signs of all its requests together. Most flags that
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
-# of the cache is free, and still everything is slow.
+# of the cache is free, and still most first tokens take seconds.
 #
 # In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
 # a little, and then stops. The cell prints all gauges, and the one after it tries a knob on seed 3 that
@@ -1249,7 +1250,7 @@ verdicts(
 #   on its plateau, and goodput goes to 0, because the queue only grows. Measure both in a window after
 #   the start: what a report of a whole load shows there depends on the load's length. The price of a good
 #   token follows goodput.
-# - Latencies are those of requests that were served. Count the refused, failed and given up apart.
+# - Latencies are those of requests that were served. Count refused, failed and abandoned requests apart.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
