@@ -334,8 +334,9 @@ for name, value in vitals.rows().items():
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
-# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* were
-# computed and lost by preemption. A *refused* request got status 429 (chapter 51), and counts as one that
+# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* had
+# been computed when their request was preempted; they are computed again, except those that the prefix cache
+# still holds then. A *refused* request got status 429 (chapter 51), and counts as one that
 # misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
 # section below is about it.
 #
@@ -698,7 +699,7 @@ draw.dashboard(
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
-#   thousands of them, so a short stutter of a few requests may not reach it.
+#   hundreds or thousands of them, so a short stutter of a few requests may not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
