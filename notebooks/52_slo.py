@@ -275,10 +275,11 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # `DynamicScheduler`.
 #
 # How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
-# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is
-# 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
-# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
-# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the
+# KV cache of about 23 requests of 400 tokens is 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the
+# prompts about 0.001 s on average, since only some steps have a prompt, and only those of more than about 400
+# tokens take longer than reading the weights. That is 0.057 s in all. Each token is multiplied with 7.505
+# billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -406,10 +407,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # ## Goodput
 #
 # More load, more throughput, until the machine is full. But a request that comes too late is no use.
-# [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every
-# objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent
-# per second, kept up with or not) at which
-# 90 % keep them.) Here it is, over a window of time:
+# [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
+# ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
+# second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -926,8 +926,8 @@ guess_recover.compare(sum(recovered.values()))
 # well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
-# only delays the same number of tries. (Drag the stall. At 2 s nobody waits as long as a client's patience, 3 s,
-# so nobody retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
+# only delays the same number of tries. (Drag the stall. At 2 s no request waits as long as a client's patience,
+# 3 s, so no client retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.

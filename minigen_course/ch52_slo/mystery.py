@@ -344,8 +344,9 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         ("preemptions", "tokens given up", "KV cache used, at most", "kept TTFT below 500 ms"),
         then="`--max-num-batched-tokens` 2048 to 512 (L4 batching)",
         further=simulate(load, replace(doubled, max_num_batched_tokens=512), int8),
-        why=f"All blocks are in use, so the engine preempts requests: it drops their blocks and "
-        f"computes their tokens again. Others wait, although batch slots are free: a prompt enters "
+        why=f"All blocks are in use, so the engine preempts requests: it frees their blocks, and "
+        f"computes again what the prefix cache no longer has when they return. Others wait, "
+        f"although batch slots are free: a prompt enters "
         f"only if there are blocks for all of it. These {knobs.num_blocks:,} blocks are all that "
         f"the card holds beside the weights, so `--num-blocks` cannot add any. (Look there first: "
         f"more blocks cost nothing if memory is left.) Keys and values in 8 bits have half the "
