@@ -193,9 +193,9 @@ explore(
 # their step is absmax / 7.5 instead of absmax / 7, and a positive absmax is rounded down a little. So their
 # error is a little smaller than that of the formula.
 #
-# The range of an asymmetric grid always includes 0, so that a weight of 0 stays exactly 0 and $z$ is itself a code: then it needs
-# no more than $b$ bits. (GPTQ, AWQ and compressed-tensors store it so. GGUF's Q4_1 stores the minimum
-# instead, as a float, which need not lie on the grid.)
+# The range of an asymmetric grid always includes 0, so that a weight of 0 stays exactly 0 and $z$ is itself a
+# code: then it needs no more than $b$ bits. (GPTQ, AWQ and compressed-tensors store it so. GGUF's Q4_1 stores
+# the minimum instead, as a float, which need not lie on the grid.)
 #
 # ## Your turn: a scale and a zero point
 #
@@ -360,12 +360,12 @@ for name, (stored_bits, error) in format_errors.items():
 # %% [markdown]
 # With its 4.5 bits, Q4_K is nearer to the weights than Q4_1 with 5. Both have minima. Q4_1's quantizer takes
 # the smallest and the largest weight of a group; Q4_K's tries several ranges and keeps the best one, and its
-# 6-bit scales and minima cost half as many bytes. MXFP4
-# has the largest error of the 4-bit formats. Its merit is elsewhere: hardware multiplies it directly. And
-# FP8 loses more than Q8_0 on these weights: 3 bits of mantissa are a step of at most 1/8 for each number,
-# *however small it is*, while equal steps are fine for the many weights of middle size. Floats win where
-# magnitudes differ by orders, as those of activations do. (In the figures FP8 has one scale for 128 × 128 weights,
-# and in the lines one for each row: hence 8.002 and 8.021 bits.)
+# 6-bit scales and minima cost half as many bytes. MXFP4 has the largest error of the 4-bit formats. Its merit
+# is elsewhere: hardware multiplies it directly. And FP8 loses more than Q8_0 on these weights: 3 bits of
+# mantissa are a step of at most 1/8 for each number, *however small it is*, while equal steps are fine for
+# the many weights of middle size. Floats win where magnitudes differ by orders, as those of activations do.
+# (In the figures FP8 has one scale for 128 × 128 weights, and in the lines one for each row: hence 8.002 and
+# 8.021 bits.)
 #
 # ### A block, bit by bit
 #
@@ -421,9 +421,10 @@ print(f"the file's kind: {checkpoint.tensors[smol_name].kind}")
 # `minigen quantize` refuses a source that is quantized already, as llama.cpp does, unless you say
 # `--allow-requantize`.
 #
-# A second thing to know about SmolLM2: its rows have 576 weights, which is no multiple of 256. K-quants
-# need whole blocks of 256, so only `down` (1,536 columns) can be Q4_K. llama.cpp stores the others with
-# more bits: Q5_0 where the recipe says Q4_K, and Q8_0 where it says Q6_K, as for the embedding. "Q4_K_M" in a file's name is a recipe, not a format.
+# A second thing to know about SmolLM2: its rows have 576 weights, which is no multiple of 256. K-quants need
+# whole blocks of 256, so only `down` (1,536 columns) can be Q4_K. llama.cpp stores the others with more bits:
+# Q5_0 where the recipe says Q4_K, and Q8_0 where it says Q6_K, as for the embedding. "Q4_K_M" in a file's
+# name is a recipe, not a format.
 #
 # ## The error of a matrix is not the error of a model
 #
@@ -559,15 +560,15 @@ for name, weight in qkv.weights.items():
 #
 # where $H$ belongs to the columns that were still free before this one.
 #
-# **By hand**, with two channels. Let $H = \begin{pmatrix} 2 & 1 \\ 1 & 2 \end{pmatrix}$, so the channels
-# are correlated, and $H^{-1} = \frac{1}{3}\begin{pmatrix} 2 & -1 \\ -1 & 2 \end{pmatrix}$. The weights are
-# $(0.4, 0.7)$, on a grid of whole numbers. Column 1 becomes 0, so $\delta = -0.4$. The second weight
-# changes by $\frac{-0.4}{2/3} \cdot \left(-\frac13\right) = +0.2$, to 0.9, and is then rounded to 1. (Without the
+# **By hand**, with two channels. Let $H = \begin{pmatrix} 2 & 1 \\ 1 & 2 \end{pmatrix}$, so the channels are
+# correlated, and $H^{-1} = \frac{1}{3}\begin{pmatrix} 2 & -1 \\ -1 & 2 \end{pmatrix}$. The weights are $(0.4,
+# 0.7)$, on a grid of whole numbers. Column 1 becomes 0, so $\delta = -0.4$. The second weight changes by
+# $\frac{-0.4}{2/3} \cdot \left(-\frac13\right) = +0.2$, to 0.9, and is then rounded to 1. (Without the
 # formula: the error $2\delta^2 + 2\delta\Delta + 2\Delta^2$ is least at $\Delta = -\delta/2 = 0.2$.) The
-# error of the outputs, $d^T H d$ with $d = (-0.4, 0.3)$, is $2 \cdot 0.16 + 2 \cdot (-0.12) + 2 \cdot 0.09
-# = 0.26$. Rounding to nearest also gives $(0, 1)$ here, but with weights $(0.4, 0.4)$ it gives $(0, 0)$ and
-# an error of $0.96$, while GPTQ's second weight becomes $0.4 + 0.2 = 0.6$ and is rounded to 1, with the
-# error 0.56.
+# error of the outputs, $d^T H d$ with $d = (-0.4, 0.3)$, is $2 \cdot 0.16 + 2 \cdot (-0.12) + 2 \cdot 0.09 =
+# 0.26$. Rounding to nearest also gives $(0, 1)$ here, but with weights $(0.4, 0.4)$ it gives $(0, 0)$ and an
+# error of $0.96$, while GPTQ's second weight becomes $0.4 + 0.2 = 0.6$ and is rounded to 1, with the error
+# 0.56.
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
@@ -576,11 +577,12 @@ for name, weight in qkv.weights.items():
 # | $w_i$, $\hat w_i$ | a column before and after rounding | `weight[:, i]` |
 #
 # The inverse need not be computed again for each column: all these rows stand in one Cholesky factor of
-# $H^{-1}$, the triangular $U$ with $U^T U = H^{-1}$. (Row $i$ of $U$, divided by $U_{ii}$, is that direction.)
-# The grids of the groups are chosen from the original weights here, before any column moves; plain GPTQ
-# chooses a group's grid when its first column's turn comes, from the weights as they are then. Go through the columns of a small part of a matrix: the matrix after attention, and the 64
-# channels that one head fills, which are strongly correlated. On the left of the line weights are on the
-# grid. On the right they move to repay, and the curve below has what is left of the error.
+# $H^{-1}$, the triangular $U$ with $U^T U = H^{-1}$. (Row $i$ of $U$, divided by $U_{ii}$, is that
+# direction.) The grids of the groups are chosen from the original weights here, before any column moves;
+# plain GPTQ chooses a group's grid when its first column's turn comes, from the weights as they are then. Go
+# through the columns of a small part of a matrix: the matrix after attention, and the 64 channels that one
+# head fills, which are strongly correlated. On the left of the line weights are on the grid. On the right
+# they move to repay, and the curve below has what is left of the error.
 #
 # ## Your turn: GPTQ's columns
 
@@ -682,14 +684,14 @@ said = ", ".join(f"{text}: {'yes' if held else 'no'}" for text, held in in_order
 print(f"RTN > AWQ > GPTQ for the down matrix, 48 windows: ⟨{said}⟩")
 
 # %% [markdown]
-# Look at `down`. With 8 windows GPTQ more than halves RTN's error on the text that it saw. On the *same kind* of
-# text that it did not see, the same 8 windows make it worse than RTN, and on Alice even 48 do. This is **overfitting**, and it is no mystery:
-# `down` has 1,536 input channels, so $H$ has over a million correlations, and 8 windows are 1,024 tokens.
-# GPTQ repays errors along directions that these tokens happen to have, and a new text has others. The matrix
-# after attention (`out`) has 576 channels, and needs less. AWQ takes each channel's mean magnitude, which
-# hardly differs between texts, and fits a single number, the exponent. So its errors are nearly the
-# same on all texts. It gains little on these two matrices (on Q, K and V more, as Figure 35.8 shows), and on other
-# texts it loses next to nothing.
+# Look at `down`. With 8 windows GPTQ more than halves RTN's error on the text that it saw. On the *same kind*
+# of text that it did not see, the same 8 windows make it worse than RTN, and on Alice even 48 do. This is
+# **overfitting**, and it is no mystery: `down` has 1,536 input channels, so $H$ has over a million
+# correlations, and 8 windows are 1,024 tokens. GPTQ repays errors along directions that these tokens happen
+# to have, and a new text has others. The matrix after attention (`out`) has 576 channels, and needs less. AWQ
+# takes each channel's mean magnitude, which hardly differs between texts, and fits a single number, the
+# exponent. So its errors are nearly the same on all texts. It gains little on these two matrices (on Q, K and
+# V more, as Figure 35.8 shows), and on other texts it loses next to nothing.
 #
 # So the text matters twice: there must be enough tokens for the widest matrix, and they must resemble what
 # the model will read. A comparison of methods on the calibration text measures how well they fit that
@@ -724,14 +726,15 @@ for name, (first, others) in sink.items():
 #
 # ### The whole model
 #
-# Errors of layers add up in ways that no single matrix shows. So the benchmark quantizes all 210 matrices
-# of SmolLM2 with each method, in groups of 64, calibrated on windows of 512 tokens, and reads texts that
-# no calibration has seen. The methods have the options there that `minigen quantize` gives them: AWQ and GPTQ search the range of each
-# group, and GPTQ begins with the columns of the largest inputs (`act_order`). **[KL divergence](../docs/glossary.md#kl-divergence)** is how far the next
-# token's probabilities have moved, in **nats** per token (natural logarithms: 0.1 nats
-# mean that the right token's probability is lower by a factor of about e^0.1 = 1.1); perplexity is chapter 16's. The intervals are over
-# windows: 16 of held-out topics, and only 4 of Alice. Two methods read the same windows, so their difference has a much narrower interval than each one
-# alone, and the verdict comes from the differences.
+# Errors of layers add up in ways that no single matrix shows. So the benchmark quantizes all 210 matrices of
+# SmolLM2 with each method, in groups of 64, calibrated on windows of 512 tokens, and reads texts that no
+# calibration has seen. The methods have the options there that `minigen quantize` gives them: AWQ and GPTQ
+# search the range of each group, and GPTQ begins with the columns of the largest inputs (`act_order`). **[KL
+# divergence](../docs/glossary.md#kl-divergence)** is how far the next token's probabilities have moved, in
+# **nats** per token (natural logarithms: 0.1 nats mean that the right token's probability is lower by a
+# factor of about e^0.1 = 1.1); perplexity is chapter 16's. The intervals are over windows: 16 of held-out
+# topics, and only 4 of Alice. Two methods read the same windows, so their difference has a much narrower
+# interval than each one alone, and the verdict comes from the differences.
 
 # %%
 methods = lesson.stored("35_quantization", "methods")
@@ -851,9 +854,10 @@ guess_keys = predict(
 # %% [markdown]
 # The sum of the losses is a model, and like every model it is checked: the lines compare the *measured*
 # divergence of both, at equal bytes. A positive difference whose interval excludes 0 means that the mixture
-# is better. It is in KL divergence on held-out topics, by less than the sum of the losses predicts, because at 3 bits losses are too
-# large to simply add. On Alice it is undecided: the losses were measured on topics. (The choice minimises KL. The
-# perplexities of the two, 43.0 and 42.2, do not differ by more than their intervals.) ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
+# is better. It is in KL divergence on held-out topics, by less than the sum of the losses predicts, because
+# at 3 bits losses are too large to simply add. On Alice it is undecided: the losses were measured on topics.
+# (The choice minimises KL. The perplexities of the two, 43.0 and 42.2, do not differ by more than their
+# intervals.) ExLlamaV2's EXL2 format made this popular ("4.25 bpw" in a file's name means 4.25 bits per
 # weight), and `minigen quantize --scheme mixed` does it.
 #
 # ## The KV cache in 8, 4 and 2 bits
@@ -999,9 +1003,9 @@ assert torch.equal(version_2.dequantize(), truth)
 assert torch.equal(gemm.dequantize(), truth)
 
 # %% [markdown]
-# A forgotten "minus one" shifts all weights by one step. With a mistaken order, six rows in eight have another row's
-# weights, and a relative error above 100 % means that these have hardly anything to do with the right ones. Such
-# a model writes nonsense. That is the good case, because it is seen.
+# A forgotten "minus one" shifts all weights by one step. With a mistaken order, six rows in eight have
+# another row's weights, and a relative error above 100 % means that these have hardly anything to do with the
+# right ones. Such a model writes nonsense. That is the good case, because it is seen.
 #
 # ## The package's version
 #
@@ -1033,8 +1037,8 @@ reveal(
 # output in eight is right.*
 #
 # Write a test that fails on this function and on others with such a fault, and passes on every correct one.
-# Then mend the function. (Here each zero point wraps by itself. Some writers subtract from a whole word, so that a
-# zero point of 0 borrows from its neighbour; the package reads such words.)
+# Then mend the function. (Here each zero point wraps by itself. Some writers subtract from a whole word, so
+# that a zero point of 0 borrows from its neighbour; the package reads such words.)
 #
 # Two more hunts are in the [exercises](../exercises/35_quantization.ipynb): an AWQ checkpoint whose zero points
 # must not differ, and a calibration that has seen the test.
@@ -1281,9 +1285,9 @@ verdicts(
 #   NVIDIA's ModelOpt, down to NVFP4 for weights, activations and the KV cache.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/quantize)** has K-quants,
 #   IQ-quants with codebooks, and importance matrices (`llama-imatrix`); Ollama serves its files.
-# - **[ExLlamaV3](https://github.com/turboderp-org/exllamav3)** stores trellis codes (each code continues the one before it) after
-#   [QTIP](https://arxiv.org/abs/2406.11235), in any number of bits per weight; its predecessor's EXL2
-#   brought mixed bits to many users.
+# - **[ExLlamaV3](https://github.com/turboderp-org/exllamav3)** stores trellis codes (each code continues the
+#   one before it) after [QTIP](https://arxiv.org/abs/2406.11235), in any number of bits per weight; its
+#   predecessor's EXL2 brought mixed bits to many users.
 # - **[GPTQModel](https://github.com/ModelCloud/GPTQModel)** makes and reads GPTQ and AWQ since AutoGPTQ and
 #   AutoAWQ are no longer maintained.
 #

@@ -275,10 +275,11 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # `DynamicScheduler`.
 #
 # How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
-# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is
-# 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
-# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
-# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the
+# KV cache of about 23 requests of 400 tokens is 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the
+# prompts about 0.001 s on average, since only some steps have a prompt, and only those of more than about 400
+# tokens take longer than reading the weights. That is 0.057 s in all. Each token is multiplied with 7.505
+# billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -334,8 +335,9 @@ for name, value in vitals.rows().items():
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
-# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* were
-# computed and lost by preemption. A *refused* request got status 429 (chapter 51), and counts as one that
+# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* had
+# been computed when their request was preempted; they are computed again, except those that the prefix cache
+# still holds then. A *refused* request got status 429 (chapter 51), and counts as one that
 # misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
 # section below is about it.
 #
@@ -405,9 +407,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # ## Goodput
 #
 # More load, more throughput, until the machine is full. But a request that comes too late is no use.
-# [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every
-# objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest offered rate at which
-# 90 % keep them.) Here it is, over a window of time:
+# [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
+# ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
+# second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -697,7 +699,7 @@ draw.dashboard(
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
-#   thousands of them, so a short stutter of a few requests may not reach it.
+#   hundreds or thousands of them, so a short stutter of a few requests may not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
@@ -924,8 +926,8 @@ guess_recover.compare(sum(recovered.values()))
 # well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
-# only delays the same number of tries. (Drag the stall. At 2 s nobody waits as long as a client's patience, 3 s,
-# so nobody retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
+# only delays the same number of tries. (Drag the stall. At 2 s no request waits as long as a client's patience,
+# 3 s, so no client retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
@@ -936,7 +938,7 @@ guess_recover.compare(sum(recovered.values()))
 # of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
 # tokens are divided among API keys), and the vital signs of all its requests together. Most flags that
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
-# of the cache is free, and still everything is slow.
+# of the cache is free, and still most first tokens take seconds.
 #
 # In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
 # a little, and then stops. The cell prints all gauges, and the one after it tries a knob on seed 3 that
@@ -1249,7 +1251,7 @@ verdicts(
 #   on its plateau, and goodput goes to 0, because the queue only grows. Measure both in a window after
 #   the start: what a report of a whole load shows there depends on the load's length. The price of a good
 #   token follows goodput.
-# - Latencies are those of requests that were served. Count the refused, failed and given up apart.
+# - Latencies are those of requests that were served. Count refused, failed and abandoned requests apart.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.

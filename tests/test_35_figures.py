@@ -22,7 +22,7 @@ from minigen.checkpoint.quantized.matrix import Groups
 from minigen.quantization.gptq import gptq
 from minigen.quantization.grid import Grid
 from minigen_course.ch35_quantization import figures as draw
-from minigen_course.ch35_quantization.figures import cache, methods, weights
+from minigen_course.ch35_quantization.figures import methods, weights
 from minigen_course.figures import explore as explorables
 from minigen_course.figures.explore import png
 from minigen_course.figures.style import BLUE, ORANGE
@@ -422,8 +422,6 @@ def test_tokens_are_codes_or_in_full(count: int, said: list[tuple[int, int]]) ->
 def test_tokens_beyond_the_axis_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 16, not 17"):
         draw.kept_tokens(17, 8, 4, most=16)
-    assert cache._in_chunk(17, 8) == 1
-    assert cache._in_chunk(16, 8) == 0, "a full chunk has codes, as in `residual_window`"
 
 
 def test_errors_of_the_cache_have_a_line_per_way() -> None:

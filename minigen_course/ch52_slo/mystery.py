@@ -344,13 +344,13 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         ("preemptions", "tokens given up", "KV cache used, at most", "kept TTFT below 500 ms"),
         then="`--max-num-batched-tokens` 2048 to 512 (L4 batching)",
         further=simulate(load, replace(doubled, max_num_batched_tokens=512), int8),
-        why=f"All blocks are in use, so the engine preempts requests: it drops their blocks and "
-        f"computes their tokens again. Others wait, although batch slots are free: a prompt enters "
-        f"only if there are blocks for all of it. These {knobs.num_blocks:,} blocks are all that "
-        f"the card holds beside the weights, so `--num-blocks` cannot add any. (Look there first: "
-        f"more blocks cost nothing if memory is left.) Keys and values in 8 bits have half the "
-        f"bytes, so twice the blocks fit, and a step reads less. (The scales that 8 bits need, a "
-        f"few percent, are left out here, and so is what the rounding costs in quality.)",
+        why=f"All blocks are in use, so the engine preempts requests. It frees their blocks, and "
+        f"computes again what the prefix cache no longer has then. Others wait, although slots are "
+        f"free: a prompt enters only if there are blocks for all of it. These {knobs.num_blocks:,} "
+        f"blocks are all that the card holds beside the weights, so `--num-blocks` cannot add any. "
+        f"(Look there first: more blocks cost nothing if memory is left.) Keys and values in 8 "
+        f"bits have half the bytes, so twice the blocks fit, and a step reads less. (The scales of "
+        f"8 bits, a few percent, are left out here, and so is what the rounding costs in quality.)",
         moved="Yes. Preemption is gone and the first token comes in time, but most requests "
         "still fail: each prompt of a thousand tokens is computed in one step, or two that wait in "
         "one, so the text stutters as in system 2. The same knob helps.",

@@ -1,7 +1,7 @@
 """The KV cache in few bits: its large channels, the tokens that stay in full, and the error."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from minigen_course.figures.style import (
 MARKED = 3  # channels whose numbers are given
 FULL_BITS = 16
 AMBER_LINE = "#b07a00"  # amber, darker, so that a thin line is seen
-Count = TypeVar("Count", int, np.ndarray)
 
 
 def cache_channels(
@@ -95,11 +94,10 @@ def kept_tokens(
     """
     if not 1 <= num_tokens <= most:
         raise ValueError(f"A number of tokens is 1 to {most}, not {num_tokens}.")
-    chunk, block = _in_chunk(num_tokens, residual), _in_chunk(num_tokens, block_size)
     rows = {
-        f"KIVI, keys\n(R = {residual})": (chunk, residual),
+        f"KIVI, keys\n(R = {residual})": (num_tokens % residual, residual),
         f"KIVI, values\n(R = {residual})": (min(num_tokens, residual), None),
-        f"minigen, both\n(blocks of {block_size})": (block, block_size),
+        f"minigen, both\n(blocks of {block_size})": (num_tokens % block_size, block_size),
     }
     made, (strip, curve) = figure(10.5, 4.4, nrows=2, height_ratios=(1.2, 1), sharex=True)
     for line, (full, chunks) in enumerate(rows.values()):
@@ -130,9 +128,9 @@ def kept_tokens(
     title(strip, f"tokens in the cache: {num_tokens}")
     counts = np.arange(1, most + 1)
     for name, full_counts, colour in (
-        ("KIVI, keys", _in_chunk(counts, residual), ORANGE),
+        ("KIVI, keys", counts % residual, ORANGE),
         ("KIVI, values", np.minimum(counts, residual), AMBER_LINE),
-        ("minigen, both", _in_chunk(counts, block_size), BLUE),
+        ("minigen, both", counts % block_size, BLUE),
     ):
         means = bits + (FULL_BITS - bits) * full_counts / counts
         curve.plot(
@@ -144,11 +142,6 @@ def kept_tokens(
     curve.set(ylabel="bits per number,\nmean, without grids")
     curve.legend(frameon=False, labelcolor=INK, loc="upper right", fontsize=9)
     return made
-
-
-def _in_chunk(count: Count, size: int) -> Count:
-    """Return the tokens of the chunk that is not full yet, 0 to `size` - 1."""
-    return count % size
 
 
 def _tokens(axes: Axes, count: int, full: int, line: int, chunks: int | None) -> None:

@@ -31,7 +31,6 @@ from minigen_course.figures.style import (
 )
 
 BYTES_IN_A_ROW = 8
-SHARED = {"NVFP4": 16}  # weights that share a scale, where a block has several such groups
 MOST_WRITTEN = 340  # bits that are also written as digits
 COLOURS = {
     "code": SKY,
@@ -311,8 +310,12 @@ def format_strips(names: Sequence[str] = tuple(FORMATS)) -> Figure:
 
 
 def _label(name: str) -> str:
-    count = SHARED.get(name, FORMATS[name].num_weights)
-    return f"{name}\n{count:,} weights"
+    """Return a format\'s name and the weights of a block, in groups if they share no number."""
+    made_of = FORMATS[name]
+    shared = max(each.per for each in made_of.fields)
+    groups = made_of.num_weights // shared
+    times = f"{groups} × " if groups > 1 else ""
+    return f"{name}\n{times}{shared:,} weights"
 
 
 def _handles(names: Iterable[str]) -> list[Patch]:

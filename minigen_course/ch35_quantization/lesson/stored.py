@@ -113,9 +113,8 @@ def forms(
     rows = [form(FILE, methods.get("none"), own, 0.0)]
     eight = model_bytes(checkpoint, Grid(8, -1, symmetric=True).num_bytes)
     rows.append(form("int8 (W8A8)", codes.get("W8A8"), eight, errors.get("int8 per row")))
-    for label in ("W8A8, SmoothQuant 0.5", "W8A8, SmoothQuant 0.85"):
-        if label in codes:
-            rows.append(form(label, codes[label], eight))
+    smoothed = [label for label in codes if label.startswith("W8A8, ")]
+    rows += [form(label, codes[label], eight) for label in smoothed]
     eight = model_bytes(checkpoint, lambda rows, columns: rows * columns + 4 * rows)
     rows.append(form("FP8", codes.get("FP8"), eight, errors.get("FP8 per row")))
     four = model_bytes(checkpoint, lambda rows, columns: rows * columns * 9 // 16)
