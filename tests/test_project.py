@@ -32,7 +32,7 @@ ASSEMBLY = {
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.kernels.triton.kernel_model", "minigen.parallel.gpu"),
-    *("minigen.parallel.launch", "minigen.parallel.worker"),
+    *("minigen.parallel.launch", "minigen.parallel.stopped", "minigen.parallel.worker"),
 }
 ASSEMBLY_PACKAGES = (
     "assembly",

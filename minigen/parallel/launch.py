@@ -35,6 +35,7 @@ from minigen.parallel.context_runner import ContextRunner
 from minigen.parallel.pipeline import Clock, Place, StageRunner, build_stage, stage_layers
 from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, StepRunner, run_steps
 from minigen.parallel.sharding import build_share, local_config
+from minigen.parallel.stopped import LATER_SECONDS, Siblings, StoppedProcesses, describe_stop
 from minigen.trace.events import Trace
 
 LOST_ANOTHER = 3  # the exit status of a worker that ended because another rank ended
@@ -48,6 +49,7 @@ class Workers:
         self.num_ranks = num_ranks
         self._folder = Path(tempfile.mkdtemp(prefix="minigen-"))
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopped = StoppedProcesses()
         try:
             for rank in range(1, num_ranks):
                 self._processes.append(self._start(rank))
@@ -66,7 +68,7 @@ class Workers:
         return [process.pid for process in self._processes]
 
     def check(self, error: WorkerError | None = None) -> None:
-        """Raise `WorkerError` if a worker has ended, and end the others.
+        """Raise `WorkerError` if a worker has ended or is stopped, and end all workers.
 
         `error` is an error of rank 0. In that case, wait up to a second for the end of a worker
         that may have caused it. If no worker ends, the error is rank 0's own; end all workers.
@@ -76,18 +78,22 @@ class Workers:
         while not ended and time.monotonic() < deadline:
             time.sleep(0.01)
             ended = self._ended()
-        if not ended:
+        stopped = self._stopped.look(self.process_ids)
+        if ended:
+            rank = min(ended, key=lambda rank: (ended[rank] == LOST_ANOTHER, rank))
+            what, log_line = _describe_exit(ended[rank]), self._last_log_line(rank)
+        elif stopped is not None:
+            rank, what, log_line = self.process_ids.index(stopped) + 1, describe_stop(), ""
+        else:
             if error is not None:
                 self.close()
             return
-        rank = min(ended, key=lambda rank: (ended[rank] == LOST_ANOTHER, rank))
-        message = (
-            f"Rank {rank} of {self.num_ranks} (process {self.process_ids[rank - 1]}) "
-            f"{_describe_exit(ended[rank])}, so the model is incomplete and all ranks have been "
-            f"stopped; load it again.{self._last_log_line(rank)}"
-        )
+        process_id = self.process_ids[rank - 1]
         self.close()
-        raise WorkerError(message)
+        raise WorkerError(
+            f"Rank {rank} of {self.num_ranks} (process {process_id}) {what}, so the model is "
+            f"incomplete and all ranks have been stopped; load it again.{log_line}"
+        )
 
     def close(self) -> None:
         """End all workers, and delete their files."""
@@ -202,7 +208,7 @@ def start_ranks(checkpoint: Checkpoint, num_ranks: int, trace: Trace, asked: str
     `OptionError` if `torchrun` started another number of ranks than was `asked` for.
     """
     connect: Callable[[], Comm]
-    watch: Callable[[WorkerError | None], None] = _watch_nothing
+    watch: Callable[[WorkerError | None], None]
     close: Callable[[], None]
     rendezvous = None
     if torchrun_rank() is None:
@@ -213,8 +219,10 @@ def start_ranks(checkpoint: Checkpoint, num_ranks: int, trace: Trace, asked: str
     else:
         torchrun = _torchrun_comm(num_ranks, asked)
         if torchrun.rank > 0:
+            Siblings(LATER_SECONDS).watch()
             run_worker(torchrun, checkpoint)
             exit_process()
+        watch = Siblings().check
         connect, close = partial(_return_comm, torchrun), dist.destroy_process_group
     try:
         comm_thread = CommThread(lambda: TracedComm(connect(), trace), watch)
@@ -368,7 +376,3 @@ def receive_settings(comm: Comm) -> dict[str, Any]:
 
 def _wait_for_all(comm: Comm) -> None:
     comm.all_reduce(torch.zeros(1))
-
-
-def _watch_nothing(error: WorkerError | None) -> None:
-    """Do nothing: `torchrun` watches the ranks that it started."""

@@ -30,6 +30,7 @@ from minigen.trace.events import Trace
 _STOP, _KEEPALIVE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
 POLL_SECONDS = 0.2  # time between two checks of the other processes during a step
+_FAILURE_SECONDS = 1.0  # time until a message to an ended rank has failed
 KEEPALIVE_SECONDS = 3600.0  # time without work after which rank 0 sends a keepalive message
 
 # Commands for rank 0's communication thread, each with a unique ticket, and their outcomes.
@@ -183,6 +184,7 @@ def _run_on_all_ranks(runner: StepRunner, step: Step, comm: Comm) -> Float[Tenso
 def _end(comm_thread: "CommThread", close: Callable[[], None]) -> None:
     comm_thread.end()
     close()
+    comm_thread.wait_for_failure()
 
 
 class CommThread:
@@ -224,6 +226,13 @@ class CommThread:
         self._commands.put(None)
         self._thread.join(timeout=0.0 if busy else 2.0)
 
+    def wait_for_failure(self) -> None:
+        """Wait a moment for the message to fail that waits for ranks which have been ended.
+
+        gloo aborts the whole process if Python exits while its message is just failing.
+        """
+        self._thread.join(timeout=_FAILURE_SECONDS)
+
     def _submit(self, command: Callable[[Comm], Any]) -> Any:
         """Queue a command; after an interrupt between any two lines, the next call drains."""
         ticket = object()
@@ -257,6 +266,7 @@ class CommThread:
                 raise error
         except WorkerError as found:
             self._broken = found
+            self.wait_for_failure()
             raise
 
 
