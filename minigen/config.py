@@ -186,6 +186,14 @@ class EngineConfig:
         "once; as many as stages if absent.",
         whole(1, 2**16),
     )
+    compile_kernels: str = option(
+        "auto",
+        "auto compiles the CPU kernels of the weights' format when a model is loaded for the first "
+        "time, unless the variable MINIGEN_COMPILE_KERNELS is never; with never, torch runs layer "
+        "by layer until minigen compile has been run (weights int8 and int4 are compiled in any "
+        "case).",
+        one_of("auto", "never"),
+    )
     device: str = option(
         "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
     )

@@ -89,5 +89,9 @@ class WorkerError(EngineStoppedError):
     """A process that holds a shard of the model has ended or failed, so no step can run."""
 
 
+class SlowPathWarning(UserWarning):
+    """A model runs on a slower path than this processor has, for a reason that can be removed."""
+
+
 class LoadError(MinigenError):
     """A load test cannot run: the server does not answer, or the trace or prompts are broken."""

@@ -87,6 +87,9 @@ class LLM:
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if needed.
 
         `org/repo@revision` takes the model of a branch, a tag or a commit of the hub's `org/repo`.
+        `progress` is called as a download grows, and with lines of text when the CPU kernels are
+        compiled: once, before the first model in a weight format runs (`compile_kernels`).
+
         The options are the fields of `EngineConfig`. Some are sockets (`minigen.protocols`): they
         take a known name, a class, an instance, a function, or "file.py:Name"; `scheduler` and
         `prefix_cache` take no instance, because the engine builds them from its other parts.
@@ -105,7 +108,7 @@ class LLM:
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
         chat_template = checkpoint.chat_template()
-        assembly = assemble(checkpoint, config)
+        assembly = assemble(checkpoint, config, progress)
         return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ from minigen.assembly import cpu
 from minigen.cli.compile import compile_forms
 from minigen.engine.model_runner import Packed
 from minigen.errors import MinigenError, OptionError
-from minigen.kernels.cpu import runner
 from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.kv_int8 import ABOVE
 from minigen.kernels.cpu.kv_layout import (
@@ -33,6 +32,7 @@ from minigen.kernels.cpu.kv_layout import (
 )
 from minigen.kernels.cpu.runner import EVERYTHING
 from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.jit import code_cache
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.kv_cache.quantized import QuantizedKVPool
 from tests.tiny import save_model, save_tokenizer
@@ -448,9 +448,9 @@ def test_only_cache_types_with_kernels_are_compiled() -> None:
 def test_each_cache_type_has_its_own_machine_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runner, "FOLDER", tmp_path)
-    runner.report_compiled("int4", "int8", {"compiled": 1.0})
-    assert runner.is_compiled("int4", "int8")
-    assert not runner.is_compiled("int4")
-    assert not runner.is_compiled("int8", "int8")
-    assert runner.speeds("int4") == {}
+    monkeypatch.setattr(code_cache, "FOLDER", tmp_path)
+    code_cache.report_compiled("int4", "int8", {"compiled": 1.0})
+    assert code_cache.is_compiled("int4", "int8")
+    assert not code_cache.is_compiled("int4")
+    assert not code_cache.is_compiled("int8", "int8")
+    assert code_cache.speeds("int4") == {}

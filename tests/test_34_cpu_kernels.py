@@ -42,10 +42,11 @@ from minigen.kernels.cpu.microkernels import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.runner import CompiledRunner, speeds
+from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
 from minigen.kernels.cpu.step import refusal
 from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.jit.code_cache import speeds
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from tests.tiny import save_model, save_tokenizer
@@ -553,8 +554,8 @@ def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
 
 
 def set_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
-    monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: True)
-    monkeypatch.setattr("minigen.kernels.cpu.runner.speeds", lambda form: speeds)
+    monkeypatch.setattr("minigen.kernels.jit.code_cache.is_compiled", lambda *forms: True)
+    monkeypatch.setattr("minigen.kernels.jit.code_cache.speeds", lambda form: speeds)
 
 
 def test_auto_chooses_the_stored_format_where_it_is_the_fastest(
@@ -596,7 +597,7 @@ def test_speeds_are_measured_once_when_the_step_is_compiled() -> None:
 def test_torch_computes_until_the_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: False)
+    monkeypatch.setattr("minigen.kernels.jit.code_cache.is_compiled", lambda *forms: False)
     llm = LLM.load(directory)
     assert isinstance(runner_of(llm), PagedRunner)
     assert "minigen compile" in llm.describe()["runner"]

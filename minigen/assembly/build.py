@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError
 from minigen.hardware import torch_threads
+from minigen.hub import Progress
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
@@ -86,13 +88,18 @@ class Plan(Protocol):
         """End the processes that planning or building has started."""
 
 
-def make_plan(checkpoint: Checkpoint, options: EngineConfig, trace: Trace | None = None) -> Plan:
+def make_plan(
+    checkpoint: Checkpoint,
+    options: EngineConfig,
+    trace: Trace | None = None,
+    progress: Progress | None = None,
+) -> Plan:
     """Choose how the model runs. Only this function asks for the device."""
     if options.device == "cuda":
         from minigen.assembly import cuda
 
         return cuda.plan(checkpoint, options, trace or Trace())
-    return cpu.plan(checkpoint, options)
+    return cpu.plan(checkpoint, options, progress)
 
 
 @dataclass(frozen=True)
@@ -111,21 +118,31 @@ class Assembly:
     close: Callable[[], Any]  # ends the worker processes, if there are any
 
 
-def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
-    """Choose an implementation for each part, and build the engine from them."""
+def assemble(
+    checkpoint: Checkpoint, options: EngineConfig, progress: Progress | None = None
+) -> Assembly:
+    """Choose an implementation for each part, and build the engine from them.
+
+    `progress` gets lines of text if kernels must be compiled; without it they go to stderr.
+    """
     num_threads = max((options.threads or torch_threads()) // options.num_ranks, 1)
     torch.set_num_threads(num_threads)
     trace = Trace()
-    plan = make_plan(checkpoint, options, trace)
+    plan = make_plan(checkpoint, options, trace, progress)
     try:
-        return _assemble(checkpoint, options, plan, num_threads, trace)
+        return _assemble(checkpoint, options, plan, num_threads, trace, progress)
     except BaseException:
         plan.close()
         raise
 
 
 def _assemble(
-    checkpoint: Checkpoint, options: EngineConfig, plan: Plan, num_threads: int, trace: Trace
+    checkpoint: Checkpoint,
+    options: EngineConfig,
+    plan: Plan,
+    num_threads: int,
+    trace: Trace,
+    progress: Progress | None,
 ) -> Assembly:
     num_blocks = _num_blocks(checkpoint.config, options, plan)
     manager = _manager(checkpoint.config, options, num_blocks, trace)
@@ -140,8 +157,9 @@ def _assemble(
     runner, close = plan.build(manager, num_blocks, num_threads, trace)
     own = options.sampler in (None, "batch", BatchSampler)
     by = f", tokens chosen by {plan.tokens_by}" if own else ""
+    plan_draft = partial(make_plan, progress=progress)
     speculator = build_speculator(
-        checkpoint, options, scheduler, manager.num_tokens, make_plan, num_threads
+        checkpoint, options, scheduler, manager.num_tokens, plan_draft, num_threads
     )
     choices = {
         "model": f"{checkpoint.config.family}, {checkpoint.form}, from {checkpoint.path}",

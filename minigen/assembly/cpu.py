@@ -15,6 +15,12 @@ from typing import Any
 import torch
 
 from minigen.assembly.coded_cache import CODED, CodedCache
+from minigen.assembly.cpu_kernels import (
+    KernelSource,
+    Obstacle,
+    kernel_source,
+    warn_of_slow_path,
+)
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.quantized.matrix import QuantizedTensor
 from minigen.checkpoint.safetensors import StoredTensor
@@ -22,6 +28,7 @@ from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, BlockPool, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
+from minigen.hub import Progress
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool, attend_paged
 from minigen.kv_cache.quantized import attend_coded
@@ -228,11 +235,23 @@ class CpuPlan:
         return driver, driver.close
 
 
-def plan(checkpoint: Checkpoint, options: EngineConfig) -> CpuPlan:
-    """Choose the weight format and the runner for this model, these options and this processor."""
-    attention = _attention(options)
-    chosen = _choose(checkpoint, options, own_attention=attention is attend_paged)
-    found = CpuPlan(checkpoint, options, attention, *chosen)
+def plan(
+    checkpoint: Checkpoint, options: EngineConfig, progress: Progress | None = None
+) -> CpuPlan:
+    """Choose the weight format and the runner for this model, these options and this processor.
+
+    Kernels that the choice needs are compiled now, if `compile_kernels` allows it; `progress` gets
+    lines of text about that.
+    """
+    attention, source = _attention(options), kernel_source(options, progress)
+    form, reason, obstacle = _choose(checkpoint, options, attention is attend_paged, source)
+    if obstacle is not None and obstacle.told and source.may_compile:
+        warn_of_slow_path(
+            f"torch runs this model layer by layer, several times slower than compiled kernels: "
+            f"{obstacle.reason}."
+        )
+    why_not = None if obstacle is None else obstacle.reason
+    found = CpuPlan(checkpoint, options, attention, form, reason, why_not)
     if options.kv_cache_dtype not in ("auto", found.kv_dtype):
         raise OptionError(
             f"kv_cache_dtype={options.kv_cache_dtype!r} is not possible here: the runner would be "
@@ -263,26 +282,30 @@ def _attention(options: EngineConfig) -> AttentionBackend:
 
 
 def _choose(
-    checkpoint: Checkpoint, options: EngineConfig, *, own_attention: bool
-) -> tuple[str, str, str | None]:
+    checkpoint: Checkpoint, options: EngineConfig, own_attention: bool, source: KernelSource
+) -> tuple[str, str, Obstacle | None]:
     """Return the weight format, the reason for it, and why the compiled step cannot run, if so."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
     reason = f"auto: {how_kept(checkpoint, form)}" if automatic else "as requested"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if options.kv_cache_dtype == "int8" and obstacle is None:  # the step is compiled if needed
+    if options.kv_cache_dtype == "int8" and obstacle is None:
+        source.prepare(form, "int8")
         return form, reason, None
     if options.kv_cache_dtype in CODED:
         _check_own(options, own_attention)
-        obstacle = obstacle or f"the compiled step has no KV cache in {options.kv_cache_dtype}"
+        no_cache = f"the compiled step has no KV cache in {options.kv_cache_dtype}"
+        obstacle = obstacle or Obstacle(no_cache)
     if not automatic:
         if form in ("int8", "int4") and not has_numba():
             raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
         if form == "bfloat16":
-            obstacle = obstacle or _not_compiled(form)
+            obstacle = obstacle or source.obstacle(form)
+        elif obstacle is None:
+            source.prepare(form)
         return form, reason, obstacle
     torch_form = "bfloat16" if multiplies_bfloat16() else "float32"
-    obstacle = obstacle or _not_compiled(form) or _slower_than_torch(form, torch_form)
+    obstacle = obstacle or source.obstacle(form) or _slower_than_torch(form, torch_form)
     if obstacle is None:
         return form, f"{reason}, the fastest on this processor", None
     has = "has" if torch_form == "bfloat16" else "has no"
@@ -301,15 +324,15 @@ def _check_own(options: EngineConfig, own_attention: bool) -> None:
     )
 
 
-def _slower_than_torch(form: str, torch_form: str) -> str | None:
-    """Return a message if the compiled step was slower than torch when it was compiled here."""
-    from minigen.kernels.cpu.runner import speeds
+def _slower_than_torch(form: str, torch_form: str) -> Obstacle | None:
+    """Return an obstacle if the compiled step was slower than torch when it was compiled here."""
+    from minigen.kernels.jit.code_cache import speeds
 
     found = speeds(form)
     if found["compiled"] >= found[torch_form]:
         return None
     compiled, other = (f"{found[each] / 1e9:.1f}" for each in ("compiled", torch_form))
-    return (
+    return Obstacle(
         f"its kernels multiply {compiled} billion {form} weights per second here, torch {other} "
         f"billion in {torch_form}"
     )
@@ -358,25 +381,20 @@ def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
 
 def _obstacle(
     checkpoint: Checkpoint, options: EngineConfig, own_attention: bool, form: str
-) -> str | None:
+) -> Obstacle | None:
     """Return why the compiled step cannot run, or None if it can."""
     if form == "float32":
-        return "the compiled step has no float32 weights"
+        return Obstacle("the compiled step has no float32 weights")
     if options.num_ranks > 1:
-        return f"the model is split over {options.num_ranks} processes"
+        return Obstacle(f"the model is split over {options.num_ranks} processes")
     if not own_attention:
-        return "an attention_backend was passed in"
+        return Obstacle("an attention_backend was passed in")
     if not has_numba():
-        return _NO_NUMBA
+        return Obstacle(_NO_NUMBA, told=True)
     from minigen.kernels.cpu.step import refusal
 
-    return refusal(checkpoint.config, options.block_size)
-
-
-def _not_compiled(form: str) -> str | None:
-    from minigen.kernels.cpu.runner import is_compiled
-
-    return None if is_compiled(form) else "its kernels are not compiled yet: minigen compile"
+    refused = refusal(checkpoint.config, options.block_size)
+    return None if refused is None else Obstacle(refused, told=True)
 
 
 def has_numba() -> bool:

@@ -1,6 +1,5 @@
 """`minigen compile`: compiles machine code for this processor, once."""
 
-import sys
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -23,10 +22,10 @@ def compile_forms(
         str, typer.Option(help="Data type of keys and values: bfloat16 or int8.")
     ] = "bfloat16",
 ) -> None:
-    """Compile the CPU kernels for this processor, once: half a minute per weight format.
+    """Compile the CPU kernels for this processor now: about 20 seconds per weight format.
 
-    Until then models run on torch alone, which is slower. A new version of minigen needs this
-    command again.
+    Otherwise the first model in a weight format compiles them when it is loaded. A new version of
+    minigen compiles them again.
 
     minigen compile int4
 
@@ -42,13 +41,9 @@ def compile_forms(
             raise OptionError(f"There are kernels for {', '.join(FORMS)}, but not for {form!r}.")
     if find_spec("numba") is None:
         raise OptionError("Numba is not installed: pip install 'minigen[cpu]'.")
-    from minigen.kernels.cpu.runner import is_compiled
+    from minigen.assembly.cpu_kernels import compile_kernels
+    from minigen.hub import Lines
 
     for form in wanted or FORMS:
-        if is_compiled(form, kv_cache_dtype):
-            continue
-        from minigen.kernels.cpu.compile import compile_step
-
-        cache = "" if kv_cache_dtype == "bfloat16" else f" and kv_cache_dtype={kv_cache_dtype}"
-        print(f"compiling the kernels for weights={form}{cache}, once", file=sys.stderr, flush=True)
-        compile_step(form, kv_cache_dtype)
+        if (reason := compile_kernels(form, kv_cache_dtype, Lines())) is not None:
+            raise OptionError(f"The step for weights={form} is not compiled: {reason}.")

@@ -6,6 +6,7 @@ it needs when it runs. Generated text goes to stdout, everything else to stderr.
 
 import os
 import sys
+import warnings
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_cut, tak
 from minigen.cli.perplexity import perplexity
 from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
-from minigen.errors import MinigenError, PromptError
+from minigen.errors import MinigenError, PromptError, SlowPathWarning
 from minigen.renamed import refuse_old_flags
 from minigen.sampling.params import SamplingParams
 
@@ -258,10 +259,21 @@ def _progress() -> Any:
     return shown_progress()
 
 
+def _print_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any
+) -> None:
+    """Print a warning of minigen as a sentence, and another one as Python does."""
+    if issubclass(category, SlowPathWarning):
+        print(f"minigen: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno), file=sys.stderr, end="")
+
+
 def main() -> None:
     """Run the command line; print errors that a user can cause as a sentence, not a traceback."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
+    warnings.showwarning = _print_warning  # type: ignore[assignment]
     try:
         refuse_old_flags(sys.argv[1:])
         if not _is_own(sys.argv[1:]):

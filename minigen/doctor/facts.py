@@ -60,7 +60,8 @@ VARIABLES = tuple(  # none of them contains a secret
     NUMBA_CPU_NAME NUMBA_CPU_FEATURES NUMBA_NUM_THREADS NUMBA_DISABLE_JIT NUMBA_OPT
     TRITON_INTERPRET TRITON_DEFAULT_FP_FUSION TRITON_F32_DEFAULT TRITON_CACHE_DIR
     NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE CUBLAS_WORKSPACE_CONFIG
-    CUDA_VISIBLE_DEVICES MINIGEN_HOME HF_HOME HF_HUB_OFFLINE PYTHONHASHSEED PYTHONUTF8
+    CUDA_VISIBLE_DEVICES MINIGEN_HOME MINIGEN_COMPILE_KERNELS HF_HOME HF_HUB_OFFLINE
+    PYTHONHASHSEED PYTHONUTF8
     LD_PRELOAD LC_ALL LC_CTYPE LANG""".split()
 )
 _PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -183,7 +184,7 @@ def _default_model() -> Model:
             return Model(name, "damaged", str(pulled), sha256, None)
         return Model(name, "missing", None, sha256, None)
     try:
-        chosen = plan(open_checkpoint(path), EngineConfig())
+        chosen = plan(open_checkpoint(path), EngineConfig(compile_kernels="never"))
     except MinigenError as error:
         return Model(name, "right", str(path), sha256, str(error))
     return Model(name, "right", str(path), sha256, f"{chosen.form}: {chosen.runner}")
@@ -194,7 +195,7 @@ def _speed() -> Speed:
     matmul = {form: matmul_rate(dtype) for form, dtype in TORCH_FORMS.items()}
     weights: dict[str, float] = {}
     for form in compiled_forms():
-        from minigen.kernels.cpu.runner import speeds
+        from minigen.kernels.jit.code_cache import speeds
 
         found = speeds(form)
         weights[form] = found["compiled"]

@@ -62,7 +62,7 @@ def _kernels(report: Report) -> Finding:
         return Finding("numba", "not installed", fine=False, remedy=remedy)
     rates = [f"{form} {speeds[form] / 1e9:.0f}" for form in _FORMS if form in speeds]
     if not rates:
-        remedy = "run minigen compile once for faster kernels; torch is used until then"
+        remedy = "the first model that needs kernels compiles them; minigen compile does so now"
         return Finding("numba", f"{numba}, no kernels compiled", False, remedy)
     for form in ("bfloat16", "float32"):
         rates.append(f"torch's {form} {speeds[f'{form}, torch'] / 1e9:.0f}")
@@ -72,7 +72,7 @@ def _kernels(report: Report) -> Finding:
         found += f"; also compiled for an int8 KV cache: {in_bytes}"
     if set(_FORMS) <= set(speeds):
         return Finding("numba", found)
-    remedy = "run minigen compile once for the other weight formats"
+    remedy = "the first model in another weight format compiles it; minigen compile does so now"
     return Finding("numba", found, fine=False, remedy=remedy)
 
 

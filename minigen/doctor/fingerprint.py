@@ -74,7 +74,7 @@ def compiled_forms(kv_dtype: str = "bfloat16") -> list[str]:
     """Return the weight formats whose compiled step is on this disk."""
     if find_spec("numba") is None:
         return []
-    from minigen.kernels.cpu.runner import is_compiled
+    from minigen.kernels.jit.code_cache import is_compiled
 
     return [form for form in COMPILED_FORMS if is_compiled(form, kv_dtype)]
 

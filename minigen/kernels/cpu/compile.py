@@ -20,13 +20,12 @@ from minigen.kernels.cpu.kv_layout import PackedKVPool, make_scratch
 from minigen.kernels.cpu.runner import (
     EVERYTHING,
     KernelChooser,
-    is_compiled,
     make_workspace,
-    report_compiled,
     run_step,
 )
 from minigen.kernels.cpu.step import kernel_shape, kernel_weights, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
+from minigen.kernels.jit.code_cache import is_compiled, report_compiled
 from minigen.model.transformer import expected_tensors
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence

@@ -1,95 +1,32 @@
-"""The compiled step as a `Runner`, the sampling kernel as a sampler, and their code on disk.
+"""The compiled step as a `Runner`, and the sampling kernel as a sampler."""
 
-A process reuses the machine code that an earlier one compiled. Numba's own cache only checks the
-path and the age of the outermost function's file. Here the folder's name is a hash of all sources,
-the versions, and the processor.
-"""
-
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from minigen.engine.model_runner import Packed, Packer
-from minigen.hub import cache_folder
 from minigen.kernels.cpu import sampling, step
 from minigen.kernels.cpu.elementwise import quantized, rounded
 from minigen.kernels.cpu.kv_layout import PackedKVPool, Shape, make_scratch
 from minigen.kernels.cpu.packed_weights import Pairs
 from minigen.kernels.cpu.sampling import SamplingBatch, make_sampling_scratch
-from minigen.kernels.cpu.simd import target_features, zeros
+from minigen.kernels.cpu.simd import zeros
 from minigen.kernels.cpu.step import Weights, Workspace, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
+from minigen.kernels.jit.code_cache import cached_njit
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
-
-def _fingerprint() -> str:
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
-    for fact in (version("numba"), version("llvmlite"), version("numpy"), target_features()):
-        digest.update(fact.encode())
-    return digest.hexdigest()[:16]
-
-
-FOLDER = cache_folder() / "kernels" / _fingerprint()
-
-
-def _compiled_once(function: Callable[..., Any]) -> Any:
-    """Apply `numba.njit`, with the machine code cached in `FOLDER` and without Python's lock."""
-    settings: Any = numba.config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(FOLDER)
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        settings.CACHE_DIR = before
-
-
-run_step = _compiled_once(step.run_step)
-choose_rows = _compiled_once(sampling.choose_rows)
-likeliest_rows = _compiled_once(sampling.likeliest_rows)
-
-
-def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
-    """Return whether the step for this form of weights and of KV cache is already compiled."""
-    return _mark(form, kv_dtype).exists()
-
-
-def speeds(form: str) -> dict[str, float]:
-    """Return the weights per second measured with one token when the step was compiled here.
-
-    The keys are "compiled" for this form, and "bfloat16" and "float32" for torch; the dictionary is
-    empty if the step is not compiled yet.
-    """
-    if not is_compiled(form):
-        return {}
-    found: dict[str, float] = json.loads(_mark(form, "bfloat16").read_text("utf-8"))
-    return found
-
-
-def report_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
-    """Record in `FOLDER` that the step for these forms is compiled, and its measured speeds."""
-    if FOLDER.exists():  # it does not exist if the cache is not writable
-        _mark(form, kv_dtype).write_text(json.dumps(measured), encoding="utf-8")
-
-
-def _mark(form: str, kv_dtype: str) -> Path:
-    cache = "" if kv_dtype == "bfloat16" else f".{kv_dtype}-cache"
-    return FOLDER / f"{form}{cache}.compiled.json"
+run_step = cached_njit(step.run_step)
+choose_rows = cached_njit(sampling.choose_rows)
+likeliest_rows = cached_njit(sampling.likeliest_rows)
 
 
 EVERYTHING = 2**40  # the window of a layer that has none

@@ -34,6 +34,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from minigen.kernels.cpu.simd import I32, address, call
+from minigen.kernels.jit.code_cache import cached_njit
 
 LINE = 16  # 32-bit words per cache line
 TASKS_PER_WORKER = 6  # at least, if there are enough items: then no worker is waited for long
@@ -130,7 +131,7 @@ def _atomic_store(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
     return types.void(array, types.intp, types.int32), codegen
 
 
-@njit(cache=True)  # called from Python: without the cache a process starts 0.2 s later
+@cached_njit  # called from Python: without the cache a process starts 0.2 s later
 def open_step(pool, step):
     """Open the step with this number, so that workers can join it."""
     pool.counters[:] = 0
@@ -148,7 +149,7 @@ def join_step(pool, step):
     return False
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def spin_wait(pool, step):
     """Spin until another step opens or `SPIN_WAIT` reads are over; waking a thread takes longer."""
     spins = 0

@@ -1,0 +1,130 @@
+"""The machine code of the kernels on disk, which a process reuses once another has compiled it.
+
+Numba's own cache only checks the path and the age of the outermost function's file. Here the
+folder's name is a hash of all sources, the versions, and the processor: what another version of
+minigen or of Numba has compiled is never found.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite.binding import get_host_cpu_name
+
+import minigen.kernels.cpu
+from minigen.hub import cache_folder
+from minigen.kernels.cpu.simd import target_features
+
+SOURCES = Path(minigen.kernels.cpu.__path__[0])
+
+
+def fingerprint() -> str:
+    """Return a hash of all that the machine code depends on."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.glob("*.py")):
+        digest.update(source.read_bytes())
+        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
+    cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
+    facts = (
+        *(version(package) for package in ("numba", "llvmlite", "numpy")),
+        str(sys.implementation.cache_tag),
+        cpu_name or get_host_cpu_name(),
+        target_features(),
+    )
+    for fact in facts:
+        digest.update(fact.encode())
+    return digest.hexdigest()[:16]
+
+
+def usable_folder(wanted: Path, temporary: Path) -> Path | None:
+    """Return `wanted` if it can be written; else a folder of this user below `temporary`, or None.
+
+    The latter gets a copy of what `wanted` holds, because Numba reads only folders that it can
+    write. Numba unpickles what it reads, so a folder that another user could have written is None.
+    """
+    if _can_write(wanted):
+        return wanted
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    own = temporary / f"minigen-kernels-{user}"
+    if not (_can_write(own, mode=0o700) and _is_private(own) and _can_write(own / wanted.name)):
+        return None
+    if wanted.is_dir():
+        shutil.copytree(wanted, own / wanted.name, dirs_exist_ok=True)
+    return own / wanted.name
+
+
+def _can_write(folder: Path, mode: int = 0o777) -> bool:
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether the folder is this user's, and nobody else can write to it."""
+    found = folder.lstat()
+    if not hasattr(os, "getuid"):  # Windows, where each user has a temporary folder
+        return stat.S_ISDIR(found.st_mode)
+    alone = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == 0
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and alone
+
+
+WANTED = cache_folder() / "kernels" / fingerprint()
+FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
+
+
+def cached_njit(function: Callable[..., Any]) -> Any:
+    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock."""
+    if FOLDER is None:
+        return numba.njit(nogil=True)(function)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(FOLDER)
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    finally:
+        settings.CACHE_DIR = before
+
+
+def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
+    """Return whether the step for this form of weights and of KV cache is already compiled."""
+    return FOLDER is not None and _mark(FOLDER, form, kv_dtype).exists()
+
+
+def speeds(form: str) -> dict[str, float]:
+    """Return the weights per second measured with one token when the step was compiled here.
+
+    The keys are "compiled" for this form, and "bfloat16" and "float32" for torch; the dictionary is
+    empty if the step is not compiled yet.
+    """
+    if FOLDER is None or not is_compiled(form):
+        return {}
+    found: dict[str, float] = json.loads(_mark(FOLDER, form, "bfloat16").read_text("utf-8"))
+    return found
+
+
+def report_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
+    """Record in `FOLDER` that the step for these forms is compiled, and its measured speeds."""
+    if FOLDER is None:
+        return
+    mark = _mark(FOLDER, form, kv_dtype)
+    new = mark.with_name(f"{mark.name}.{os.getpid()}")  # a reader sees all of the file or none
+    new.write_text(json.dumps(measured), encoding="utf-8")
+    new.replace(mark)
+
+
+def _mark(folder: Path, form: str, kv_dtype: str) -> Path:
+    cache = "" if kv_dtype == "bfloat16" else f".{kv_dtype}-cache"
+    return folder / f"{form}{cache}.compiled.json"
