@@ -25,7 +25,7 @@ from minigen.cli.compile import compile_forms
 from minigen.config import EngineConfig
 from minigen.errors import OptionError, SlowPathWarning
 from minigen.hub import Progress
-from minigen.kernels.jit import code_cache
+from minigen.kernels.jit import code_cache, compile_process
 from minigen.kernels.jit.compile_once import Kernels, compile_once
 from tests.tiny import save_model, save_tokenizer
 from tests.waiting import wait_until
@@ -68,7 +68,7 @@ def kernels_in(folder: Path, work: str = WORKS) -> Kernels:
 
 def num_starts(folder: Path) -> int:
     """Return how often the compiler of `kernels_in` was started."""
-    return len((folder / "started").read_text()) if (folder / "started").exists() else 0
+    return len((folder / "started").read_text("utf-8")) if (folder / "started").exists() else 0
 
 
 class Said(list[str]):
@@ -159,7 +159,7 @@ def test_processes_that_begin_at_once_compile_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "reason"), [(FAILS, "failed: no LLVM here"), (CRASHES, "failed: ")]
 )
-def test_a_compiler_that_fails_is_a_reason_and_holds_nobody_up(
+def test_a_compiler_that_fails_is_a_reason_and_delays_no_other(
     work: str, reason: str, tmp_path: Path
 ) -> None:
     found = compile_once(kernels_in(tmp_path, work), Said())
@@ -220,6 +220,26 @@ def test_the_compiler_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     assert child.wait(300) == 1
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_numba_without_what_the_fast_way_needs_compiles_the_whole(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_step(form: str, kv_dtype: str) -> None:
+        if breaks:
+            raise AttributeError("codegen")
+
+    whole: list[tuple[str, str]] = []
+
+    def compile_whole(form: str, kv_dtype: str) -> int:
+        whole.append((form, kv_dtype))
+        return 0
+
+    monkeypatch.setattr(compile_process, "compile_step", compile_step)
+    monkeypatch.setattr(compile_process, "_compile_whole", compile_whole)
+    assert compile_process.compile_kernels("int8", "bfloat16") == 0
+    assert whole == ([("int8", "bfloat16")] if breaks else [])
+
+
 # ---- where the machine code is kept
 
 
@@ -233,7 +253,7 @@ def test_a_read_only_cache_is_used_from_a_private_copy(
 ) -> None:
     wanted = tmp_path / "cache" / "abc"
     wanted.mkdir(parents=True)
-    (wanted / "int4.compiled.json").write_text("{}")
+    (wanted / "int4.compiled.json").write_text("{}", "utf-8")
     can_write = code_cache._can_write
     monkeypatch.setattr(
         code_cache,
@@ -276,7 +296,7 @@ def test_another_version_or_processor_has_other_machine_code(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_cache, "SOURCES", tmp_path)
-    (tmp_path / "step.py").write_text("one")
+    (tmp_path / "step.py").write_text("one", "utf-8")
     before = code_cache.fingerprint()
     assert code_cache.fingerprint() == before
     if changed == "package":
@@ -284,7 +304,7 @@ def test_another_version_or_processor_has_other_machine_code(
     elif changed == "processor":
         monkeypatch.setattr(code_cache, "get_host_cpu_name", lambda: "z80")
     else:
-        (tmp_path / "step.py").write_text("two")
+        (tmp_path / "step.py").write_text("two", "utf-8")
     assert code_cache.fingerprint() != before
 
 

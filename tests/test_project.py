@@ -31,7 +31,9 @@ ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
-    *("minigen.kernels.triton.kernel_model", "minigen.parallel.gpu"),
+    *("minigen.kernels.jit.compile_once", "minigen.kernels.jit.compile_process"),
+    *("minigen.kernels.jit.outermost", "minigen.kernels.triton.kernel_model"),
+    "minigen.parallel.gpu",
     *("minigen.parallel.launch", "minigen.parallel.stopped", "minigen.parallel.worker"),
 }
 ASSEMBLY_PACKAGES = (

@@ -24,6 +24,7 @@ from tools.chapters import ROOT
 PAGE = ROOT / "docs" / "api.md"
 VARIABLES = {
     "MINIGEN_HOME": "the folder of models and compiled kernels",
+    "MINIGEN_COMPILE_KERNELS": "`never` keeps a load from compiling CPU kernels (`auto`: it may)",
     "MINIGEN_API_KEY": "an API key that clients of `minigen serve` must send",
 }
 HEAD = """# Public names

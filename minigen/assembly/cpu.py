@@ -245,7 +245,7 @@ def plan(
     """
     attention, source = _attention(options), kernel_source(options, progress)
     form, reason, obstacle = _choose(checkpoint, options, attention is attend_paged, source)
-    if obstacle is not None and obstacle.told and source.may_compile:
+    if obstacle is not None and obstacle.costs_speed and source.may_compile:
         warn_of_slow_path(
             f"torch runs this model layer by layer, several times slower than compiled kernels: "
             f"{obstacle.reason}."
@@ -390,11 +390,11 @@ def _obstacle(
     if not own_attention:
         return Obstacle("an attention_backend was passed in")
     if not has_numba():
-        return Obstacle(_NO_NUMBA, told=True)
+        return Obstacle(_NO_NUMBA, costs_speed=True)
     from minigen.kernels.cpu.step import refusal
 
     refused = refusal(checkpoint.config, options.block_size)
-    return None if refused is None else Obstacle(refused, told=True)
+    return None if refused is None else Obstacle(refused, costs_speed=True)
 
 
 def has_numba() -> bool:

@@ -24,10 +24,10 @@ _NOT_COMPILED = "its kernels are not compiled yet: minigen compile"
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why the compiled step does not run; `told` if the user loses speed without having said so."""
+    """Why the compiled step does not run; `costs_speed` if the user loses by it, unasked."""
 
     reason: str
-    told: bool = False
+    costs_speed: bool = False
 
 
 def may_compile(options: EngineConfig) -> bool:
@@ -70,7 +70,7 @@ class KernelSource:
     def obstacle(self, form: str) -> Obstacle | None:
         """Return why the step cannot run on compiled kernels for this form, if so."""
         missing = self.missing(form)
-        return None if missing is None else Obstacle(missing, told=self.may_compile)
+        return None if missing is None else Obstacle(missing, costs_speed=self.may_compile)
 
 
 def kernel_source(options: EngineConfig, progress: Progress | None) -> KernelSource:

@@ -24,8 +24,10 @@ def compile_forms(
 ) -> None:
     """Compile the CPU kernels for this processor now: about 20 seconds per weight format.
 
-    Otherwise the first model in a weight format compiles them when it is loaded. A new version of
-    minigen compiles them again.
+    Otherwise the first model in a weight format compiles them when it is loaded, once for this
+    processor and this version of minigen. Kernels that are there already are left alone.
+
+    A cache folder that a class or an image shares is best filled by this command.
 
     minigen compile int4
 

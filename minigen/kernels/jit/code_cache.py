@@ -73,7 +73,7 @@ def _can_write(folder: Path, mode: int = 0o777) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether the folder is this user's, and nobody else can write to it."""
+    """Return whether the folder is this user's, and no other user can write to it."""
     found = folder.lstat()
     if not hasattr(os, "getuid"):  # Windows, where each user has a temporary folder
         return stat.S_ISDIR(found.st_mode)

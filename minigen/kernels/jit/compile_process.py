@@ -4,6 +4,7 @@
 closes this one's stdin. A third argument, `whole`, compiles as any other process would.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -17,30 +18,32 @@ from minigen.kernels.jit.outermost import only_outermost_code
 def main() -> None:
     """Compile the kernels of a step for the forms of weights and of KV cache in `sys.argv`."""
     Thread(target=_end_with_starter, daemon=True).start()
+    # Numba makes millions of objects that live to the end: looking for garbage takes a tenth.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
     form, kv_dtype, *whole = sys.argv[1:]
     if whole:
         compile_step(form, kv_dtype)
-    elif not _compile_outermost(form, kv_dtype):
-        status = _compile_whole(form, kv_dtype)
-        sys.exit(status)
+    else:
+        sys.exit(compile_kernels(form, kv_dtype))
 
 
-def _compile_outermost(form: str, kv_dtype: str) -> bool:
-    """Compile without the machine code of inner functions, and return whether that succeeded.
+def compile_kernels(form: str, kv_dtype: str) -> int:
+    """Compile a step without the machine code of inner functions, and return this process's status.
 
-    Another version of Numba may lack what this relies on.
+    Another version of Numba may lack what this relies on; then the whole is compiled.
     """
     try:
         with only_outermost_code():
             compile_step(form, kv_dtype)
     except Exception:
         traceback.print_exc()
-        return False
-    return True
+        return _compile_whole(form, kv_dtype)
+    return 0
 
 
 def _compile_whole(form: str, kv_dtype: str) -> int:
-    """Compile in a new process, and return its status: twice the time, but without tricks.
+    """Compile in a new process without tricks, in twice the time, and return its status.
 
     It inherits stdin, and so ends with the process that started this one.
     """
