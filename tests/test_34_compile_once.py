@@ -254,6 +254,7 @@ def test_a_read_only_cache_is_used_from_a_private_copy(
     wanted = tmp_path / "cache" / "abc"
     wanted.mkdir(parents=True)
     (wanted / "int4.compiled.json").write_text("{}", "utf-8")
+    wanted.chmod(0o555)
     can_write = code_cache._can_write
     monkeypatch.setattr(
         code_cache,
@@ -265,8 +266,11 @@ def test_a_read_only_cache_is_used_from_a_private_copy(
     assert found.name == "abc"
     assert (found / "int4.compiled.json").exists()
     if os.name != "nt":
-        assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+        modes = [stat.S_IMODE(each.stat().st_mode) for each in (found.parent, found)]
+        assert modes == [0o700, 0o700]
+    (found / "int4.compiled.json").write_text("more", "utf-8")
     assert code_cache.usable_folder(wanted, tmp_path / "tmp") == found
+    assert (found / "int4.compiled.json").read_text("utf-8") == "more", "it was copied once"
 
 
 def test_without_a_cache_the_code_is_kept_in_a_temporary_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,22 @@ def usable_folder(wanted: Path, temporary: Path) -> Path | None:
         return wanted
     user = os.getuid() if hasattr(os, "getuid") else "user"
     own = temporary / f"minigen-kernels-{user}"
-    if not (_can_write(own, mode=0o700) and _is_private(own) and _can_write(own / wanted.name)):
+    if not (_can_write(own, mode=0o700) and _is_private(own)):
         return None
-    if wanted.is_dir():
-        shutil.copytree(wanted, own / wanted.name, dirs_exist_ok=True)
-    return own / wanted.name
+    copy = own / wanted.name
+    if wanted.is_dir() and not copy.exists():
+        _copy_at_once(wanted, copy)
+    return copy if _can_write(copy) else None
+
+
+def _copy_at_once(source: Path, target: Path) -> None:
+    """Copy a folder so that other processes see all of it or nothing; keep one that is there."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        fresh = shutil.copytree(source, Path(folder, "copy"))
+        for path in (fresh, *fresh.rglob("*")):
+            path.chmod(0o700)  # it may come from a read-only folder
+        with suppress(OSError):  # another process was faster
+            fresh.rename(target)
 
 
 def _can_write(folder: Path, mode: int = 0o777) -> bool:
