@@ -21,6 +21,7 @@ from filelock import FileLock
 from minigen.assembly import cpu, cpu_kernels
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.child_process import environment, start_module
+from minigen.cli import main
 from minigen.cli.compile import compile_forms
 from minigen.config import EngineConfig
 from minigen.errors import OptionError, SlowPathWarning
@@ -499,3 +500,14 @@ def test_the_command_names_why_nothing_is_compiled(compiler: Callable[[str], Non
     compiler(FAILS)
     with pytest.raises(OptionError, match=r"weights=int4 is not compiled: .* no LLVM here"):
         compile_forms(["int4"])
+
+
+def test_the_command_line_prints_a_slower_path_as_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another warning looks as Python prints it."""
+    main._print_warning(SlowPathWarning("torch runs this model."), SlowPathWarning, "a.py", 1)
+    main._print_warning(UserWarning("other"), UserWarning, "b.py", 2)
+    assert capsys.readouterr().err == (
+        "minigen: torch runs this model.\nb.py:2: UserWarning: other\n"
+    )
