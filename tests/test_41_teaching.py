@@ -1,9 +1,11 @@
 """What chapter 41 runs, draws and plugs in: split layers, diverging ranks, messages over time."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
@@ -16,6 +18,7 @@ from minigen_course.ch41_tensor_parallel.figures import (
     messages_of_steps,
     rank_batches,
 )
+from minigen_course.ch41_tensor_parallel.gpu_ranks import run_prompt
 from minigen_course.ch41_tensor_parallel.lesson import (
     RankRuns,
     continue_split,
@@ -54,6 +57,16 @@ def test_written_out_layers_on_threads_continue_as_the_whole_model_does(director
         calls.clear()
         assert continue_split(checkpoint, num_ranks, ids, 6, run_layer=mine) == expected
         assert len(calls) == 6 * num_ranks * llm.config.num_layers
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
+def test_ranks_of_gpus_interpreted_give_the_logits_of_plain_torch(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory)
+    found = run_prompt(checkpoint, 2, [5, 3, 8], num_layers=1)
+    assert len(found.logits) == 2
+    for logits in found.logits:
+        torch.testing.assert_close(logits, found.expected, atol=1e-4, rtol=1e-4)
+    assert found.num_messages == {"all_reduced": 3, "all_gathered": 1}
 
 
 def test_a_learners_shares_are_loaded_by_rank_0(
