@@ -18,7 +18,6 @@ from minigen_course.ch41_tensor_parallel.figures import (
     messages_of_steps,
     rank_batches,
 )
-from minigen_course.ch41_tensor_parallel.gpu_ranks import run_prompt
 from minigen_course.ch41_tensor_parallel.lesson import (
     RankRuns,
     continue_split,
@@ -29,6 +28,7 @@ from minigen_course.ch41_tensor_parallel.lesson import (
 )
 from minigen_course.ch41_tensor_parallel.message_timing import seconds_by_bytes, time_all_reduces
 from minigen_course.grading.plug_in import using
+from minigen_course.lab.gpu_ranks import run_prompt
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 PROMPTS = [[5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1]]
