@@ -377,7 +377,7 @@ for num_ranks in (8, 16):
 task(41, "fused_rows")
 
 # %% [markdown]
-# Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
+# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
 # three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
 # outputs, but only the inputs that its three heads give. Heads and units must be divided evenly, so
 # only a few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple
@@ -589,9 +589,9 @@ print("three threads, each of which sends to the next one only:", whole.tokenize
 task(41, "choose_all_reduce")
 
 # %% [markdown]
-# That model took every all-reduce through `my_ring`: yours if it passed its check, else the
-# course's. (The logits' all-gather went round the same ring: a thread puts what it sends into the
-# next thread's queue, and reads its own.)
+# The model of the three threads took every all-reduce through `my_ring`: yours if it passed its check,
+# else the course's. (The logits' all-gather went round the same ring: a thread puts what it sends into
+# the next thread's queue, and reads its own.)
 #
 # ## Your turn: a ring or a tree
 #
