@@ -789,7 +789,7 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # in this section was run on several GPUs: none were at hand. What did run is the same code of a rank in
 # Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three ranks on the first four
 # layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three ranks.
-# What you read about NCCL and links comes from NVIDIA's documents. Three things differ from the ranks on
+# What you read about NCCL and links comes from NVIDIA's documents. Four things differ from the ranks on
 # CPUs.
 #
 # **What carries the sums.** [**NCCL**](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html)
@@ -797,11 +797,13 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # NCCL looks for the fastest path between any two: NVLink, PCIe, or the network. For each size of message it
 # chooses a ring, a tree or the adders of NVIDIA's switch (NVLS; at the end of this chapter), and one of the
 # three protocols. An all-reduce is a [kernel](../docs/glossary.md#kernel): inside a machine its programs read
-# what the neighbour has written, add, and write on to the next GPU. No CPU copies a byte.
+# what the neighbour has written, add, and write on to the next GPU, and no CPU copies a byte. (Over a network
+# CPUs start the transfers, and over TCP they copy, too.)
 #
 # **When the sums are computed.** The CPU does not run kernels. It puts them into a queue of the GPU, a
 # [**stream**](../docs/glossary.md#stream), and the GPU runs a stream's kernels one after another. An
-# all-reduce stands in such a queue too, behind the kernel whose result it sums. So the CPU can queue a whole
+# all-reduce stands in a queue too (torch gives NCCL a stream of its own). It starts when the kernel whose
+# result it sums has ended, and the model's next kernel starts after it. So the CPU can queue a whole
 # step without waiting for one sum. (Rank 0 waits for its GPU once per step, at the end, because it chooses
 # the next tokens.) This has a price: if another rank is late, the all-reduce keeps a part of its GPU busy
 # with looking whether the numbers have come, and the kernels behind it wait.
@@ -809,7 +811,7 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # **Where the residual is added.** Above you read that no residual may come between a row split and its
 # all-reduce, because each rank would add it once more. For a single token minigen adds it there all the
 # same, inside the kernel of the product, where it costs next to nothing. But only rank 0 does so, and the
-# sum contains it once.
+# sum contains it once. (With several tokens each rank adds it after the sum, in the kernel of the next norm.)
 #
 # Rank 0's scheduler and the two broadcasts per step stay on CPUs, over gloo. While rank 0 waits for its GPU,
 # it also sends the other ranks a short message about five times a second. If this fails, a rank has ended.
@@ -821,7 +823,7 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # kernels (splits and their merging, chapter 33). On several ranks it has two all-reduces more.
 #
 # Predict: Llama-3-70B has 80 layers. Suppose that each launch takes 10 µs. For how many milliseconds does the
-# CPU of a rank launch kernels and all-reduces in one step on 8 cards?
+# CPU of a rank launch kernels and all-reduces in one step on 8 cards? (Count the layers only.)
 
 # %%
 from minigen_course.lab.gpu_ranks import run_prompt
@@ -839,10 +841,11 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 
 # %% [markdown]
 # Each of the three ranks was a thread here. It loaded its share as on a GPU, and ran it in the same kernels,
-# which the interpreter executed on this processor. All three end with the logits of the model in plain torch,
-# as close as the order of sums in float32 allows. The count is that of the formula: $2 \cdot 4 + 1 = 9$
-# all-reduces, and one all-gather. (There are no broadcasts, because the cell gave the step to every thread.
-# And it is a prompt's step. The tests run decode steps as well, in processes, with the broadcasts.)
+# which the interpreter executed on this processor. (A prompt's products are torch's, on a GPU as well.) All
+# three end with the logits of the model in plain torch, to within 0.001: only the order of the sums differs.
+# The count is that of the formula: $2 \cdot 4 + 1 = 9$ all-reduces, and one all-gather. (There are no
+# broadcasts, because the cell gave the step to every thread. And it is a prompt's step. The tests run decode
+# steps as well, in processes, with the broadcasts.)
 #
 # **CUDA graphs.** A [CUDA graph](../docs/glossary.md#cuda-graph) (chapter 31) is a step that was recorded
 # once, and is launched as a whole from then on. NCCL's kernels [can be
@@ -862,20 +865,21 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 #
 # | | on CPUs (gloo) | on GPUs, without a graph | on GPUs, a replayed graph |
 # |---|---|---|---|
-# | steps | all | prompts, and all where no graph can be recorded | decode |
-# | broadcasts (gloo) | 2 | 2 | 2 |
+# | steps | all | steps with a prompt; every step if no graph can be recorded | decode steps |
+# | broadcasts (gloo) | 2 | 2, and 1 for each 0.2 s of waiting | the same |
 # | all-reduces | $2L + 1$ | $2L + 1$ | none |
 # | all-gathers | 1 | 1 | none |
 # | how long an event of a sum lasts | sending and waiting | queueing, some microseconds | |
 #
-# On GPUs the time of the sums is seen in a profile of the GPU (`torch.profiler`, Nsight Systems), as kernels
-# named `ncclDevKernel_AllReduce_Sum_bf16_...`. There the rank that comes first has a long kernel and the last
-# one a short one. The difference is waiting, as in the pale bars of figure 41.3. So compare the *shortest* of
-# the ranks' kernels with the link, and the *longest* with the step.
+# On GPUs the time of the sums is seen in a profile of the GPU (`torch.profiler`, or NVIDIA's Nsight Systems),
+# as kernels named `ncclDevKernel_AllReduce_Sum_bf16_...`. There the rank that comes first has a long kernel
+# and the last one a short one. The difference is waiting, as in the pale bars of figure 41.3. So compare the
+# *shortest* of the ranks' kernels with the link, and the *longest* with the step.
 #
 # The next cell compares your prediction with the GPU's time, and then runs this chapter's model with a GPU
-# for each of its three ranks. With graphs, the trace of 16 steps should hold 32 broadcasts and only 61
-# all-reduces, those of the prompt's step. Without three GPUs the cell says so in a sentence.
+# for each of its three ranks. With graphs, the trace of 16 steps should hold 32 broadcasts (more if the first
+# step waits for a rank that still compiles) and only 61 all-reduces, those of the prompt's step. Without
+# three GPUs the cell says so in a sentence.
 
 # %%
 print("H100s, NVLink   launches   ms on the CPU   ms on the GPU")
@@ -904,18 +908,19 @@ else:
 # hidden, because the GPU works for 42 ms. On eight cards the GPU needs 5.2 ms for its eighth of the work and
 # 2.0 ms for the sums, 7.2 ms together, and the CPU needs just as long to launch them. So the CPU is no longer
 # ahead, and with more ranks or slower launches it sets the pace. A cut makes kernels shorter, but not fewer.
-# With a graph the whole step is one launch. (10 µs is an assumption, and the GPU's times are those of the
-# cost model.)
+# With a graph the whole step is one launch. (10 µs is an assumption. The GPU's times are those of the
+# cost model, and the sums are the tree's. By NCCL's plan, 15 µs each, they are 2.4 ms, and the GPU needs
+# 7.6 ms: about as long, too.)
 #
 # **NVLink against PCIe.** A data sheet adds both directions. [An
 # H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink and 128 GB/s of PCIe 5, so 450
-# and 64 in one direction (63 after PCIe's encoding): NVLink has 7.1 times the bandwidth. [An
-# L40S](https://www.nvidia.com/en-us/data-center/l40s/) has no NVLink, and 32 GB/s of PCIe 4 in one direction.
-# What arrives is less: between two H100s a test that copies from one card to the other [reached 376 to 380
-# GB/s](https://github.com/NVIDIA/nccl/issues/1264), 84 % of the 450. How much does the factor of 7 count? In
-# decode hardly: a message of 16 kB takes 0.04 µs at 450 GB/s and 0.26 µs at 63, and both are small beside the
-# latency of a turn. For a prompt of 2,048 tokens it counts: 158 µs by NVLink and 1,002 µs by PCIe, in the table
-# of rings and trees above.
+# and 64 in one direction (63, because 128 of every 130 bits sent are data): NVLink has 7.1 times the
+# bandwidth. [An L40S](https://www.nvidia.com/en-us/data-center/l40s/) has no NVLink, and 32 GB/s of PCIe 4 in
+# one direction. What arrives is less: between two H100s a test that copies from one card to the other
+# [reached 376 to 380 GB/s](https://github.com/NVIDIA/nccl/issues/1264), 84 % of the 450. How much does the
+# factor of 7 count? In decode hardly: a message of 16 kB takes 0.04 µs at 450 GB/s and 0.26 µs at 63, and
+# both are small beside the latency of a turn. For a prompt of 2,048 tokens it counts: 158 µs by NVLink and
+# 1,002 µs by PCIe, in the table of rings and trees above.
 #
 # What connects two cards of one machine? The command `nvidia-smi topo -m` names it for each pair:
 #
@@ -1469,8 +1474,9 @@ verdicts(
 # - For an all-reduce, a ring and a tree move the same bytes in all. The ring spreads them evenly and
 #   keeps every link busy, so its bytes take less time; the tree takes fewer turns (from four ranks on).
 #   Decode messages are small and pay latency; prompts pay bytes.
-# - On GPUs NCCL's all-reduces are kernels in the GPU's own queue, so no CPU waits for them, and a CUDA graph
-#   can hold them. A cut model has as many launches as before, for less work.
+# - On GPUs NCCL's all-reduces are kernels in a queue of the GPU, so no CPU waits for them, and a CUDA graph
+#   can hold them. A cut model launches as many kernels of its own as before, each for less work, and the
+#   all-reduces besides.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. When a batch passes once, as a prompt does, its
@@ -1506,13 +1512,12 @@ verdicts(
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
 #   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same
 #   places.
-# - NCCL's ring and tree have a fixed cost, and its tree has, inside a machine, as many turns as its ring.
-#   For decode's small messages,
+# - NCCL's ring and tree have a fixed cost, and its tree has, inside a machine, as many turns as its ring. For
+#   decode's small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
-#   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
-#   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
-#   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
-#   kernel.
+#   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)** have
+#   kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two turns instead
+#   of many. TensorRT-LLM can also add the residual and compute the norm in the same kernel.
 # - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one
 #   trip to the switch and back. Where the NVSwitch is of the third generation or later (H100 and on),
 #   NCCL may choose this by itself, under the name NVLS. Its plan has one latency for it, 25 µs, and
