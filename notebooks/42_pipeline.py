@@ -237,8 +237,11 @@ for stages, batches in ((4, 4), (4, 16), (8, 32), (8, 64)):
 # (The chunks of one prompt may also follow each other through the stages. In a layer, a chunk needs the keys and
 # values of earlier chunks in the same layer alone, and these lie on the same stage. The cost model at the end
 # does that. minigen does not: it computes one chunk of a prompt per step, and ends each step before the next.)
+# The eight texts will then pass again, on two threads, in one, two, four and eight micro-batches. Predict: how
+# many times as fast as one stage are two equal stages with eight micro-batches, if nothing else costs time?
 
 # %%
+guess_eight = predict("Two stages, eight micro-batches: times as fast?", None, within=1.3)
 task(42, "micro_batches")
 
 # %%
@@ -257,13 +260,6 @@ def micro_batches(num_tokens: Sequence[int], num_batches: int) -> list[list[int]
     raise NotImplementedError  # your turn
 
 
-# %% [markdown]
-# Now the eight texts again, on two threads, in one, two, four and eight micro-batches. Predict: how many
-# times as fast as one thread are two stages with eight micro-batches, if the formula counts?
-
-# %%
-guess_eight = predict("Two stages, eight micro-batches: times as fast?", None, within=1.3)
-
 # %%
 my_batches = check(42, micro_batches=micro_batches)
 stages = lesson.cut_model(whole, halves)
@@ -272,11 +268,12 @@ for count in (1, 2, 4, 8):
     parts = my_batches([len(each) for each in texts], count)
     _, run = lesson.run_stages(stages, [[texts[each] for each in part] for part in parts])
     runs[f"{count} micro-batches"], of_halves[count] = run, my_bubble(run.computing(), 2)
-    print(f"{count} micro-batches: {mark(1e3 * run.seconds, 'ms')}, idle for ", end="")
+    print(f"{count} micro-batch{'es' * (count > 1)}: {mark(1e3 * run.seconds, 'ms')}, idle for ", end="")
     print(
         f"{mark(100 * of_halves[count], '%')}; by the formula {lesson.least_bubble(2, count):.0%}"
     )
-guess_eight.compare(alone.seconds / run.seconds, "times", measured=True)
+guess_eight.compare(round(2 * (1 - lesson.least_bubble(2, 8)), 2), "times, by the formula")
+print(f"measured on two threads: {mark(alone.seconds / run.seconds, 'times')}")
 picture(
     draw.timelines({name: run for name, run in runs.items() if name[0] in "248"}),
     "The same eight texts in micro-batches, on two threads. Measured on this machine.",
@@ -290,9 +287,11 @@ picture(
 )
 
 # %% [markdown]
-# Two reasons keep the crosses above the line. Small micro-batches compute less efficiently: each reads the
-# weights again. That is no bubble, but it costs time. And the stages are uneven: look at Figure 42.3, where
-# one of them always waits for the other. Which one, and why?
+# By the formula, 8/9 of the time of both stages is work, so they are 2 · 8/9 = 1.78 times as fast as one.
+# What is missing to that was lost by other means: each micro-batch reads the weights again, and two threads
+# share one memory. That costs time while both stages compute, so it is no bubble, and lifts no cross of
+# Figure 42.4. What does lift them is that the stages are uneven: in Figure 42.3 one of them has finished long
+# before the other. Which one, and why?
 #
 # ## Uneven stages
 #
@@ -345,13 +344,10 @@ for name, run in (("halves", uneven), ("dealt", even)):
     print(f"idle for {mark(100 * my_bubble(run.computing(), 2), '%')}")
 
 # %% [markdown]
-# So count a layer as 1, and the head by its work. (The embedding costs nothing: it looks up rows.) Engines let
-# you do this by hand: vLLM's `VLLM_PP_LAYER_PARTITION` takes a list of layers per stage. In a large model the
-# head is small beside 80 layers, and the question becomes what to do with layers that do not divide.
-#
-# The right deal depends on the phase, too. The head has the work of 8 layers if every row needs logits, as in
-# decode and in the texts above. In the prefill of a prompt only the last token needs them, the head's work is
-# close to 0, and equal halves are better than the stages that are right for decode.
+# So count a layer as 1, and the head by its work. (The embedding costs nothing: it looks up rows.) Engines
+# let you do this by hand: vLLM's `VLLM_PP_LAYER_PARTITION` takes a list of layers per stage, and so does
+# minigen's `pipeline_layers`, which real processes will try below. In a large model the head is small beside
+# 80 layers, and the question becomes what to do with layers that do not divide.
 #
 # ## Decode: no bubble, unless you wait
 #
@@ -392,11 +388,11 @@ for name, run in (("no barrier", rolling), ("barrier", barrier), ("one sequence"
     print(f"{name:<13}{1e3 * run.seconds:>6.0f} ms, idle {my_bubble(run.computing(), 4):.0%}")
 
 # %% [markdown]
-# A step without a barrier takes $4 \cdot 10.5 = 42$ ms: four stages and four transfers of 0.5 ms. The idle time of
-# 15 % has two parts. The pipeline fills and empties once, which is 3 of the 27 turns of this short run, or 11 %. And
-# in each 42 ms a stage waits for 2 ms of transfers. In a long run only the second part is left, 5 %. With a
-# barrier, the pipeline fills and empties in each step: 7 turns and 2 ms are 72 ms. Six such steps take 432 ms, 1.53
-# times as long as 282 ms. In a long run the ratio is $72 / 42 = 1.71$.
+# A step without a barrier takes $4 \cdot 10.5 = 42$ ms: four stages and four transfers of 0.5 ms. The idle
+# time of 15 % has two parts. The pipeline fills and empties once, which is 3 of the 27 turns of this short
+# run, or 11 %. And in each 42 ms a stage waits for 2 ms of transfers. In a long run only the second part is
+# left, 5 %. With a barrier, the pipeline fills and empties in each step: 7 turns and 2 ms are 72 ms. Six such
+# steps take 432 ms, 1.53 times as long as 282 ms. In a long run the ratio is $72 / 42 = 1.71$.
 #
 # One sequence is the lowest picture: a token takes as long as on one device, plus four transfers. A pipeline
 # makes no single answer faster. vLLM's older engine had a scheduler per stage (a *virtual engine*), so that
@@ -414,55 +410,79 @@ for name, run in (("no barrier", rolling), ("barrier", barrier), ("one sequence"
 # scheduled.
 #
 # The trace has an event for each micro-batch of each stage, with its start and end. So the same pictures can be
-# drawn from real processes. Here, two stages decode one, two, four and eight sequences, in at most eight
-# micro-batches. Predict the bubble with eight of them: the formula says 1/9. (How many layers does each stage
-# have, and which stage has the head?)
+# drawn from real processes. Here, two stages of 15 layers decode one, two, four and eight sequences, in at
+# most eight micro-batches. Predict the bubble with eight of them: the formula says 1/9. (Which stage has the
+# head?)
 
 # %%
 guess_real = predict("Two processes, eight micro-batches: per cent idle?", None, within=1.3)
 
 # %%
-piped = load_model(weights="float32", pipeline_parallel_size=2, num_micro_batches=8)
-in_processes = {}
-for count in (1, 2, 4, 8):
-    with piped.record() as recorder:
-        answers = piped.generate(prompts[:count], greedy, progress=False)
-    assert [each.token_ids for each in answers] == own_answers[:count]
-    decode_steps = lesson.step_timelines(lesson.all_steps(recorder.events, first=1))
-    idle = sorted(my_bubble(each.computing(), 2) for each in decode_steps)
-    in_processes[count] = idle[len(idle) // 2]
-    uneven = lesson.pass_once([sum(work[each] for each in half) for half in halves], count)
-    print(
-        f"{count} sequence{'s' * (count > 1)}: idle for {mark(100 * in_processes[count], '%')}; "
-        "by the formula ",
-        end="",
-    )
-    print(f"{lesson.least_bubble(2, count):.0%}, simulated with the work of both stages ", end="")
-    print(f"{my_bubble(uneven.computing(), 2):.0%}")
+
+
+def decode_in_processes(layers):
+    cut = {"pipeline_parallel_size": 2, "pipeline_layers": layers, "num_micro_batches": 8}
+    piped = load_model(weights="float32", **cut)
+    stage_work = (layers[0], layers[1] + work[-1])  # in layers; the last stage has the head
+    found = {}
+    for count in (1, 2, 4, 8):
+        with piped.record() as recorder:
+            answers = piped.generate(prompts[:count], greedy, progress=False)
+        assert [each.token_ids for each in answers] == own_answers[:count]
+        decode_steps = lesson.step_timelines(lesson.all_steps(recorder.events, first=1))
+        idle = sorted(my_bubble(each.computing(), 2) for each in decode_steps)
+        found[count] = idle[len(idle) // 2]
+        simulated = my_bubble(lesson.pass_once(stage_work, count).computing(), 2)
+        print(f"{layers[0]} and {layers[1]} layers, {count} at once: idle for ", end="")
+        print(f"{mark(100 * found[count], '%')}; by the formula ", end="")
+        print(f"{lesson.least_bubble(2, count):.0%}, simulated with their work {simulated:.0%}")
+    piped.close()
+    return found, recorder.events
+
+
+in_processes, events = decode_in_processes((15, 15))
 guess_real.compare(100 * in_processes[8], "%", measured=True)
-picture(
-    draw.timelines({"five decode steps": lesson.all_steps(recorder.events, first=1)}),
-    "Decode steps of eight sequences in eight micro-batches, on two processes, from the engine's trace. "
-    "Between two steps rank 0 samples and schedules.",
-    number="42.7",
-)
-sent, num_bytes = lesson.messages(recorder.events)["sent"]
+sent, num_bytes = lesson.messages(events)["sent"]
 num_tokens = sum(map(len, prompts)) + 5 * 8  # one prefill, and five decode steps
 assert (sent, num_bytes) == (6 * 8, num_tokens * 4 * whole.config.hidden)  # in float32
 print(f"rank 0 passed {sent} messages on to stage 1, {num_bytes:,} bytes: a vector per token")
-piped.close()
 
 # %% [markdown]
-# The answers are those of one process. The bubble follows the formula only as far as the stages are equal, and
-# they are not: minigen deals layers out by their number, so stage 1 has 15 layers and the head, 23 layers' work
-# against 15. Put that into the simulator, and it says what the processes do. That is the use of a simulator: it
+# The answers are those of one process. But the idle share lies above the formula, because the formula assumes
+# stages that take equally long. These have equal numbers of layers, and stage 1 also has the head: 23 layers'
+# work against 15. So stage 0 waits for stage 1 in every turn, and more micro-batches do not help. Put the work
+# of both stages into the simulator, and it says about what the processes do. That is the use of a simulator: it
 # was checked where you can measure, and now it may speak of machines that you cannot measure.
 #
-# Each step also has a gap, in which rank 0 samples and schedules while both stages wait: Figure 42.7 has it
-# between the groups of boxes. (The short gaps of stage 0 are sends: they wait until stage 1 takes the vectors.)
-# And two processes share two cores and one memory here, so that a stage computes more slowly while the other one
-# does, too. What a pipeline gains on one machine is the picture, not the time. (The counted messages are those to
-# the next stage. Besides, rank 0 broadcasts the batch of each step as integers, and the logits come back.)
+# You know the remedy: deal by work. `pipeline_layers` (`--pipeline-layers 19,11`) takes the number of layers of
+# each stage. Your `deal_layers` found them above, with the head counted as one, and `minigen info
+# --pipeline-parallel-size 2` proposes the same. Then each stage has 19 layers' work, and the simulator agrees
+# with the formula. What do the processes say?
+
+# %%
+by_work = (len(dealt[0]), num_layers - len(dealt[0]))
+in_balance, events_in_balance = decode_in_processes(by_work)
+print(f"eight micro-batches: {mark(100 * in_processes[8], '%')} idle with equal numbers, ", end="")
+print(f"{mark(100 * in_balance[8], '%')} if dealt by work")
+decodes = {"15 and 15 layers": events, f"{by_work[0]} and {by_work[1]} layers": events_in_balance}
+picture(
+    draw.timelines({name: lesson.all_steps(each, first=1) for name, each in decodes.items()}),
+    "Decode steps of eight sequences in eight micro-batches, on two processes, from the engine's trace: "
+    "equal numbers of layers, and layers dealt by work. Between two steps rank 0 samples and schedules.",
+    number="42.7",
+)
+
+# %% [markdown]
+# What remains above the formula has other reasons. Two processes share two cores and one memory here, so that
+# a stage computes more slowly while the other one does, too. And the short gaps of stage 0 are sends: they
+# wait until stage 1 takes the vectors. The numbers above do not count one more gap, in which rank 0 samples
+# and schedules while both stages wait: Figure 42.7 has it between the groups of boxes. What a pipeline gains
+# on one machine is the picture, not the time. (The counted messages are those to the next stage. Besides,
+# rank 0 broadcasts the batch of each step as integers, and the logits come back.)
+#
+# A deal balances one kind of step. Of a prompt only the last row goes through the head, so equal numbers balance
+# a step of prompts, and 19 against 11 layers do not. An engine that reads long prompts wants another deal than
+# one that writes long answers.
 #
 # ## Interleaved stages
 #
@@ -637,29 +657,29 @@ for name, times in slowdown.items():
 guess_share.compare(round(slowdown["plain"], 2), "times")
 
 # %% [markdown]
-# In the plain ring, rank 3 computes a whole block in every turn after the first, while rank 0 has one half block in
-# all. With $n$ ranks the ring takes $2 - 1/n$ times as long. **[Zig-zag](../docs/glossary.md#zig-zag)** shares pair
-# an early chunk with a late one: chunk $i$ and chunk $2n - 1 - i$ see the same number of keys together, for every
-# $i$. Llama 3's training divided prompts in this way (Dubey et al. 2024; with an all-gather of keys and values
-# instead of a ring).
+# In the plain ring, rank 3 computes a whole block in every turn after the first, while rank 0 has one half
+# block in all. With $n$ ranks the ring takes $2 - 1/n$ times as long.
+# **[Zig-zag](../docs/glossary.md#zig-zag)** shares pair an early chunk with a late one: chunk $i$ and chunk
+# $2n - 1 - i$ see the same number of keys together, for every $i$. Llama 3's training divided prompts in this
+# way (Dubey et al. 2024; with an all-gather of keys and values instead of a ring).
 #
-# Striped attention (Brandon et al. 2023) deals tokens out one by one. It is even, too, but in every turn the block
-# is a triangle: the rank's query number $a$ sees the block's key number $b$ for $b < a$, and in some turns for
-# $b = a$. A kernel that works on tiles skips the tiles above the diagonal, and pays for tiles along it that are half
-# used. Zig-zag shares have such tiles in the first turn only.
+# Striped attention (Brandon et al. 2023) deals tokens out one by one. It is even, too, but in every turn the
+# block is a triangle: the rank's query number $a$ sees the block's key number $b$ for $b < a$, and in some
+# turns for $b = a$. A kernel that works on tiles skips the tiles above the diagonal, and pays for tiles along
+# it that are half used. Zig-zag shares have such tiles in the first turn only.
 #
 # ## When a ring hides its messages
 #
-# Without a mask, a turn computes $4 c^2 H_q d_h$ FLOPs: for each of $c^2$ pairs and each query head a score and a
-# weighted value, with 2 FLOPs for each of $d_h$ numbers. It sends keys and values of $c$ tokens, with 2 bytes per
-# number in bfloat16: $4 c\, H_{kv} d_h$ bytes. Apart from latency, the message is hidden if
+# Without a mask, a turn computes $4 c^2 H_q d_h$ FLOPs: for each of $c^2$ pairs and each query head a score
+# and a weighted value, with 2 FLOPs for each of $d_h$ numbers. It sends keys and values of $c$ tokens, with 2
+# bytes per number in bfloat16: $4 c\, H_{kv} d_h$ bytes. Apart from latency, the message is hidden if
 #
 # $$\frac{4 c^2 H_q d_h}{F} \ge \frac{4 c\, H_{kv} d_h}{B} \iff
 # c \ge \frac{F}{B} \cdot \frac{H_{kv}}{H_q}$$
 #
-# In the ring attention paper all heads have their own keys, so its condition is $c \ge F / B$. Grouped heads make it
-# easier. In a causal ring with zig-zag shares, a turn has about half of the pairs, so $c$ must be twice as large.
-# (In a plain ring, some turns of a rank have no pairs at all, and hide nothing.)
+# In the ring attention paper all heads have their own keys, so its condition is $c \ge F / B$. Grouped heads
+# make it easier. In a causal ring with zig-zag shares, a turn has about half of the pairs, so $c$ must be
+# twice as large. (In a plain ring, some turns of a rank have no pairs at all, and hide nothing.)
 
 # %%
 h100, big = MACHINES["H100 SXM"], SHAPES["Llama-3-70B"]
@@ -685,9 +705,10 @@ picture(
 
 # %% [markdown]
 # Over Ethernet, a ring of eight ranks hides its messages only for prompts of more than half a million tokens.
-# Over InfiniBand, forty thousand tokens are enough. With shorter prompts the ring waits for its messages. (The
-# latency counts for fast links: without it, NVLink would need $8 \cdot 549 \approx 4{,}400$ tokens, and the lines
-# cross at 5,700.) A tensor split would send far more: two all-reduces of all tokens' vectors per layer.
+# Over InfiniBand, forty thousand tokens are enough. With shorter prompts the ring waits for its messages.
+# (The latency counts for fast links: without it, NVLink would need $8 \cdot 549 \approx 4{,}400$ tokens, and
+# the lines cross at 5,700.) A tensor split would send far more: two all-reduces of all tokens' vectors per
+# layer.
 #
 # **In decode** the same merge works the other way round. The cache of a long context is split over the ranks,
 # each attends with the one new query to its own keys, and only partial results travel: per layer
@@ -722,19 +743,16 @@ block = 256 * 2 * config.kv_heads * config.head_dim * 4  # keys and values of ha
 partial = config.q_heads * (config.head_dim + 1) * 4  # an output and its log-sum-exp, by head
 assert counted["shifted"] == (num_layers, num_layers * block)
 assert counted["all_gathered"] == (5 * num_layers, 5 * num_layers * partial)
-print(
-    f"two processes, 512 tokens: {counted['shifted'][0]} shifts of {block:,} bytes; then five",
-    end="",
-)
-print(f" steps with {num_layers} all-gathers of {partial:,} bytes each: as the formulas say")
+print(f"two processes, 512 tokens: {counted['shifted'][0]} shifts of {block:,} bytes; ", end="")
+print(f"five steps with {num_layers} all-gathers of {partial:,} bytes each: as the formulas say")
 
 # %% [markdown]
 # ## Which cut when
 #
-# In the first lines above, eight times as many cards make a step four times as fast: all 64 share the cache, but the
-# weights are cut in 8 parts only. What counts more is that the caches fit at all. (Eight replicas of 8 cards would
-# take 20 ms: with 64 answers each has 8 of its own, and merges nothing. A split by context is for fewer answers, or
-# for a cache that does not fit into one replica.)
+# In the first lines above, eight times as many cards make a step four times as fast: all 64 share the cache,
+# but the weights are cut in 8 parts only. What counts more is that the caches fit at all. (Eight replicas of
+# 8 cards would take 20 ms: with 64 answers each has 8 of its own, and merges nothing. A split by context is
+# for fewer answers, or for a cache that does not fit into one replica.)
 #
 # Now all cuts in one model. A **layout** is four numbers: $t$ ranks cut every matrix, $r$ share the tokens of a
 # sequence, $p$ are stages, and $d$ are replicas. `decode_cost` and `prefill_cost` count, for each rank,
@@ -748,8 +766,8 @@ print(f" steps with {num_layers} all-gathers of {partial:,} bytes each: as the f
 # | pipeline $p$ | weights, cache by layers | the time of one token | none; one transfer of $b H$ numbers per stage and micro-batch |
 # | data $d$ | requests | weights, the time of one token | none |
 #
-# Here $b$ is the number of tokens in the step, in a pipeline in the micro-batch, and $H$ is the number of numbers
-# in a token's vector. Choose a load. Pale bars do not fit into the memory.
+# Here $b$ is the number of tokens in the step, in a pipeline in the micro-batch, and $H$ is the number of
+# numbers in a token's vector. Choose a load. Pale bars do not fit into the memory.
 
 
 # %%
@@ -783,12 +801,12 @@ explore(
 )
 
 # %% [markdown]
-# As the sliders stand, 32 answers decode on two nodes with Ethernet between them. The fastest layout, tensor 8 ×
-# data 2, cuts matrices inside each node, and no message passes between the nodes. Two stages (tensor 8 ×
-# pipeline 2) take 3 % longer, but each card needs 12 GB instead of 20: a choice for larger caches. A tensor split
-# over all 16 cards takes 20 ms, of which 16 ms are messages over Ethernet. Now choose InfiniBand and `prefill`:
-# tensor 4 × context 4 comes first. A prompt's all-reduces carry the vectors of all its tokens, so a smaller tensor
-# split sends less, and the ring shares the tokens.
+# As the sliders stand, 32 answers decode on two nodes with Ethernet between them. The fastest layout, tensor
+# 8 × data 2, cuts matrices inside each node, and no message passes between the nodes. Two stages (tensor 8 ×
+# pipeline 2) take 3 % longer, but each card needs 12 GB instead of 20: a choice for larger caches. A tensor
+# split over all 16 cards takes 20 ms, of which 16 ms are messages over Ethernet. Now choose InfiniBand and
+# `prefill`: tensor 4 × context 4 comes first. A prompt's all-reduces carry the vectors of all its tokens, so
+# a smaller tensor split sends less, and the ring shares the tokens.
 #
 # ## Your turn: choose the cut
 #
@@ -821,11 +839,11 @@ def choose_cut(model: Model, devices: Devices, num_sequences: int) -> tuple[int,
 # %% [markdown]
 # ## Your own model and network
 #
-# First your function's choices (t, p, d) for Llama-3-70B on eight H100, by the time of an all-reduce; a transfer
-# takes as long. (While your function is empty, the course's stands in.) Then the answer to *which cut when*, as a
-# table for one model, one kind of card and one network. Put your own in: the model is a name of the list or the
-# text of a `config.json`, and the link is given by its latency and its bytes per second. Rows are kinds of load,
-# columns are the network between the nodes.
+# First your function's choices (t, p, d) for Llama-3-70B on eight H100, by the time of an all-reduce; a
+# transfer takes as long. (While your function is empty, the course's stands in.) Then the answer to *which
+# cut when*, as a table for one model, one kind of card and one network. Put your own in: the model is a name
+# of the list or the text of a `config.json`, and the link is given by its latency and its bytes per second.
+# Rows are kinds of load, columns are the network between the nodes.
 
 
 # %%
@@ -889,19 +907,20 @@ explore(
 # %% [markdown]
 # **The nine choices.** With all-reduces of 10 or 100 µs, eight cards share each matrix. With 1 ms, the 160
 # all-reduces of a step would take 160 ms, but stages that read all weights one after another take 42 ms and
-# their transfers. So stages win. For 16 and 128 answers, 4 stages and 2 replicas are better than 8 stages: a step
-# reads as many bytes, with 4 transfers instead of 8.
+# their transfers. So stages win. For 16 and 128 answers, 4 stages and 2 replicas are better than 8 stages: a
+# step reads as many bytes, with 4 transfers instead of 8.
 #
-# **The table, decode.** Eight cards share each matrix if the network between the nodes is fast. Over Ethernet the
-# tensor split ends at the node. Then several answers want a replica on each node. One answer cannot use a
+# **The table, decode.** Eight cards share each matrix if the network between the nodes is fast. Over Ethernet
+# the tensor split ends at the node. Then several answers want a replica on each node. One answer cannot use a
 # replica, and two stages give it the memory of the second node, but no speed.
 #
-# **The table, prompts.** The all-reduces now carry thousands of vectors, over PCIe, 160 times, and a stage passes
-# each vector on once. So 8 stages are the fastest for 4,096 tokens in three columns, although their 16 chunks leave
-# them idle for 31 % of the time or more. (With NVLink between the nodes, tensor 2 × context 4 is a little faster.)
-# For 131,072 tokens, 4 stages have a smaller bubble than 8, and computing hides the messages of a ring of two. The
-# column makes no difference, since only the transfers between stages pass from node to node. A ring of all eight
-# cards has no bubble, but each card must then hold all weights, and they do not fit.
+# **The table, prompts.** The all-reduces now carry thousands of vectors, over PCIe, 160 times, and a stage
+# passes each vector on once. So 8 stages are the fastest for 4,096 tokens in three columns, although their 16
+# chunks leave them idle for 31 % of the time or more. (With NVLink between the nodes, tensor 2 × context 4 is
+# a little faster.) For 131,072 tokens, 4 stages have a smaller bubble than 8, and computing hides the
+# messages of a ring of two. The column makes no difference, since only the transfers between stages pass from
+# node to node. A ring of all eight cards has no bubble, but each card must then hold all weights, and they do
+# not fit.
 #
 # ## Against published figures
 #
@@ -911,9 +930,10 @@ explore(
 # a node and tokens over the nodes, as the model does here.
 #
 # The paper counts 502 TFLOP/s per card. That is 63 % of 800, the peak of its cards, whose power is limited to
-# 500 W (the data sheet's 989 hold for 700 W). It also names a *parallelization efficiency* of 93 %, which equals
-# 502 divided by 540, the TFLOP/s of one attention kernel on one card. Usually, **parallel efficiency** compares
-# times: that of one node, divided by 16 and by the time of 16 nodes. The cell computes this one from the cost model.
+# 500 W (the data sheet's 989 hold for 700 W). It also names a *parallelization efficiency* of 93 %, which
+# equals 502 divided by 540, the TFLOP/s of one attention kernel on one card. Usually, **parallel efficiency**
+# compares times: that of one node, divided by 16 and by the time of 16 nodes. The cell computes this one from
+# the cost model.
 #
 # Predict: will the cost model be above or below these times? Write "above" or "below".
 
@@ -947,16 +967,17 @@ picture(
 )
 
 # %% [markdown]
-# The model knows the data sheet's peak and the messages, and no losses: cards whose power is limited, kernels that
-# reach two thirds of the peak, waiting. It is a lower bound, by a factor of about two, and what it predicts well
-# is *ratios*: 1M tokens take 25 times as long as 128K in the model, and 20 times in the paper. By the model, the
-# messages between the 16 nodes cost almost nothing.
+# The model knows the data sheet's peak and the messages, and no losses: cards whose power is limited, kernels
+# that reach two thirds of the peak, waiting. It is a lower bound, by a factor of about two, and what it
+# predicts well is *ratios*: 1M tokens take 25 times as long as 128K in the model, and 20 times in the paper.
+# By the model, the messages between the 16 nodes cost almost nothing.
 #
 # ## The course's versions
 #
-# They open here, each after yours has passed its check. The engine's own are in `minigen/parallel`, and differ in
-# details. Its micro-batches keep the order of the sequences, so that the logits need no sorting. Its
-# `zigzag_parts` rounds differently if the tokens do not divide. Its stages are equal numbers of layers.
+# They open here, each after yours has passed its check. The engine's own are in `minigen/parallel`, and
+# differ in details. Its micro-batches keep the order of the sequences, so that the logits need no sorting.
+# Its `zigzag_parts` rounds differently if the tokens do not divide. Its stages have equal numbers
+# of layers, or those that you give with `pipeline_layers`.
 
 # %%
 reveal(42, bubble=my_bubble, micro_batches=my_batches, deal_layers=my_dealt)
@@ -966,11 +987,11 @@ reveal(42, merge_parts=my_merge, zig_zag=my_zig_zag, choose_cut=my_choice)
 # ## A bug hunt
 #
 # A stage should compute the next micro-batch while the last result is still on its way. So sending must not
-# wait: it returns at once, and the link reads the array later. `run_stage` below does that, with one array for
-# all results. **The report:** *Inside of one machine everything is right. Between two machines, under load,
-# some answers continue the text of another request, and the more micro-batches there are, the more. With one
-# micro-batch per step it never happens.* (minigen's own stages have no such fault: each send waits until the next
-# stage takes the vectors. They pay for it with the short gaps of stage 0 in Figure 42.7.)
+# wait: it returns at once, and the link reads the array later. `run_stage` below does that, with one array
+# for all results. **The report:** *Inside of one machine everything is right. Between two machines, under
+# load, some answers continue the text of another request, and the more micro-batches there are, the more.
+# With one micro-batch per step it never happens.* (minigen's own stages have no such fault: each send waits
+# until the next stage takes the vectors. They pay for it with the short gaps of stage 0 in Figure 42.7.)
 #
 # Write a test that fails on this function and on others with such a fault, and passes on every correct one.
 # Then mend the function. It has happened:
@@ -1116,8 +1137,8 @@ verdicts(
 # - The slowest stage sets the pace. Work is dealt out, not layers: an output head may be worth eight of them.
 # - In decode a micro-batch comes back. With as many micro-batches as stages, equal stages, free transfers and no
 #   barrier between steps, the pipeline stays full. No single answer gets faster.
-# - With $v$ groups of layers per device, the idle time of a prompt's pass is divided by $v$ (not its share: 43, 27
-#   and 16 % for 1, 2 and 4), and the messages are multiplied by about $v$.
+# - With $v$ groups of layers per device, the idle time of a prompt's pass is divided by $v$ (not its share:
+#   43, 27 and 16 % for 1, 2 and 4), and the messages are multiplied by about $v$.
 # - A ring divides the tokens. Its ranks merge partial attentions by their log-sum-exp, in any order, and a
 #   causal prompt needs shares with equal work: chunk $i$ and chunk $2n - 1 - i$.
 # - A ring's messages are hidden from some number of tokens per rank on: FLOP/s divided by the link's bytes per
@@ -1134,16 +1155,14 @@ verdicts(
 # 2/8.</details>
 #
 # <details><summary>2. Two ranks have partial attentions with log-sum-exps of 3 and of minus infinity. What is the
-# merged output, and what goes wrong if both are minus infinity?</summary>
-# The first rank's output alone, since the other one's weight is exp(-inf - 3) = 0. If both are minus infinity, the
-# merged one is, too, and the difference of two infinities is nan. The result must be 0 with minus
-# infinity.</details>
+# merged output, and what goes wrong if both are minus infinity?</summary> The first rank's output alone,
+# since the other one's weight is exp(-inf - 3) = 0. If both are minus infinity, the merged one is, too, and
+# the difference of two infinities is nan. The result must be 0 with minus infinity.</details>
 #
 # <details><summary>3. A model fits into one node of 8 cards. You have two nodes with Ethernet between them, and many
-# users. Which cut?</summary>
-# Tensor parallelism inside each node, and the second node as a replica: nothing but requests passes between them.
-# Two stages would give the same throughput at best, with transfers on top. If the caches are too large, stages
-# leave room for more of them.</details>
+# users. Which cut?</summary> Tensor parallelism inside each node, and the second node as a replica: nothing
+# but requests passes between them. Two stages would give the same throughput at best, with transfers on top.
+# If the caches are too large, stages leave room for more of them.</details>
 #
 # ## What the production engines do beyond this
 #
@@ -1155,12 +1174,12 @@ verdicts(
 #   (`--attn-cp-size`) and for [decode](https://docs.sglang.io/docs/advanced_features/dcp) (`--dcp-size`).
 # - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)** has tensor,
 #   pipeline, data, expert and context parallelism, and combines them per part of the model.
-# - **[Megatron Core](https://github.com/NVIDIA/Megatron-LM)** trains with all of them: interleaved 1F1B, and a ring
-#   with two chunks per rank.
+# - **[Megatron Core](https://github.com/NVIDIA/Megatron-LM)** trains with all of them: interleaved 1F1B, and
+#   a ring with two chunks per rank.
 # - **[DeepSpeed](https://www.deepspeed.ai/tutorials/pipeline/)** balances stages by parameters, or by the number
 #   of layers of a given type. Its Ulysses splits a long sequence by heads, with all-to-alls instead of a ring.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** deals layers out over cards
-#   by default, in shares that you can set by hand.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** deals layers out over
+#   cards by default, in shares that you can set by hand.
 # - Engines that disaggregate prefill and decode choose a cut for each: stages or rings for prompts, tensor
 #   splits and replicas for decode.
 #
@@ -1171,12 +1190,12 @@ verdicts(
 #   Megatron-LM](https://arxiv.org/abs/2104.04473), Narayanan et al. 2021: interleaved stages, and how cuts are
 #   combined.
 # - [Ring Attention with Blockwise Transformers](https://arxiv.org/abs/2310.01889), Liu et al. 2023.
-# - [Striped Attention](https://arxiv.org/abs/2311.09431), Brandon et al. 2023: the causal imbalance, and tokens that
-#   are dealt out one by one.
-# - [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), section 3.3.2: four cuts at once, with two chunks
-#   per rank.
-# - [Context Parallelism for Scalable Million-Token Inference](https://arxiv.org/abs/2411.01783), Yang et al. 2024:
-#   when to pass keys and values, and when queries.
+# - [Striped Attention](https://arxiv.org/abs/2311.09431), Brandon et al. 2023: the causal imbalance, and
+#   tokens that are dealt out one by one.
+# - [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), section 3.3.2: four cuts at once, with two
+#   chunks per rank.
+# - [Context Parallelism for Scalable Million-Token Inference](https://arxiv.org/abs/2411.01783), Yang et al.
+#   2024: when to pass keys and values, and when queries.
 # - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022: cuts derived
 #   from bytes and FLOPs.
 #

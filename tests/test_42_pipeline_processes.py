@@ -129,12 +129,42 @@ def test_the_stage_with_the_most_layers_sets_the_number_of_blocks(directory: Pat
         assert llm.describe()["kv cache"].startswith("25 blocks")
 
 
+@pytest.mark.parametrize(
+    ("dealt", "per_stage"),
+    [
+        ((4, 1), 1),
+        pytest.param((1, 1, 3), 1, marks=pytest.mark.long),
+        pytest.param((1, 4), 2, marks=pytest.mark.long),
+    ],
+)
+def test_layers_dealt_by_hand_give_every_bit_and_set_the_number_of_blocks(
+    directory: Path, dealt: tuple[int, ...], per_stage: int
+) -> None:
+    num_stages = len(dealt)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
+    block = 2 * 16 * 2 * 8 * 4  # bytes per layer, as above
+    memory: dict[str, Any] = {"kv_cache_memory": 30 * block * NUM_LAYERS, "max_num_seqs": 64}
+    with staged(directory, num_stages, per_stage, pipeline_layers=dealt, **memory) as llm:
+        said, found = llm.describe(), list(exact_answers(llm, PROMPTS, params))
+    spans = stage_layers(NUM_LAYERS, num_stages, dealt)
+    layers = ", ".join(f"{each.start}-{each.stop - 1}" for each in spans)
+    assert said["stages"].startswith(f"{num_stages}, layers {layers};")
+    assert said["kv cache"].startswith(f"{30 * NUM_LAYERS // num_stages // max(dealt)} blocks")
+    if per_stage == 1:
+        assert found == list(exact_answers(in_turn(directory, num_stages), PROMPTS, params))
+        return
+    with staged(directory, num_stages, per_stage) as equal:
+        assert found == list(exact_answers(equal, PROMPTS, params))
+
+
 def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path) -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"pipeline_parallel_size": 6}, r"leaves a stage without .* values are 1 to 5\."),
         ({"pipeline_parallel_size": 0}, "from 1 to 64"),
         ({"pipeline_parallel_size": 2, "device": "cuda"}, "runs no stages"),
         ({"pipeline_parallel_size": 2, "kv_cache_dtype": "int4"}, "is split over 2 processes"),
+        ({"pipeline_layers": (3, 2)}, "of no use while pipeline_parallel_size is 1"),
+        ({"pipeline_parallel_size": 2, "pipeline_layers": "3,3"}, r"sum to 5, such as 3,2\."),
         ({"num_micro_batches": 2}, "of no use while pipeline_parallel_size is 1"),
         ({"pipeline_parallel_size": 2, "num_micro_batches": 0}, "from 1 to 65536"),
         (
@@ -296,10 +326,11 @@ def test_a_stage_has_the_memory_of_its_layers(default_model_path: Path, tmp_path
             return [own_bytes(worker) for worker in workers_of(os.getpid())]
 
     checkpoint = open_checkpoint(default_model_path)
+    spans = stage_layers(checkpoint.config.num_layers, 3)
     whole = bytes_of_one(default_model_path) - bytes_of_one(nothing)
     pairs = zip(bytes_of_workers(nothing), bytes_of_workers(default_model_path), strict=True)
     for rank, (before, after) in enumerate(pairs, start=1):
-        own = stage_tensors(checkpoint.tensors, checkpoint.config, rank, 3)
+        own = stage_tensors(checkpoint.tensors, checkpoint.config, spans[rank])
         part = sum(prod(each.shape) for each in own.values()) / checkpoint.num_parameters
         print(f"\nrank {rank}: {(after - before) / 1e6:.0f} MB, one alone {whole / 1e6:.0f} MB")
         assert after - before <= whole * part + ALLOCATED
