@@ -268,7 +268,10 @@ for count in (1, 2, 4, 8):
     parts = my_batches([len(each) for each in texts], count)
     _, run = lesson.run_stages(stages, [[texts[each] for each in part] for part in parts])
     runs[f"{count} micro-batches"], of_halves[count] = run, my_bubble(run.computing(), 2)
-    print(f"{count} micro-batch{'es' * (count > 1)}: {mark(1e3 * run.seconds, 'ms')}, idle for ", end="")
+    print(
+        f"{count} micro-batch{'es' * (count > 1)}: {mark(1e3 * run.seconds, 'ms')}, idle for ",
+        end="",
+    )
     print(
         f"{mark(100 * of_halves[count], '%')}; by the formula {lesson.least_bubble(2, count):.0%}"
     )
