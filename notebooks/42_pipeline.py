@@ -291,10 +291,10 @@ picture(
 
 # %% [markdown]
 # By the formula, 8/9 of the time of both stages is work, so they are 2 · 8/9 = 1.78 times as fast as one.
-# What is missing to that was lost by other means: each micro-batch reads the weights again, and two threads
-# share one memory. That costs time while both stages compute, so it is no bubble, and lifts no cross of
-# Figure 42.4. What does lift them is that the stages are uneven: in Figure 42.3 one of them has finished long
-# before the other. Which one, and why?
+# Two things are missing to that. The stages are idle for more than 1/9 of the time. And they compute more
+# slowly: each micro-batch reads the weights again, and two threads share one memory. The second costs time
+# while both stages compute, so it is no bubble, and lifts no cross of Figure 42.4. The first lifts them: the
+# stages are uneven. In Figure 42.3 one of them has finished long before the other. Which one, and why?
 #
 # ## Uneven stages
 #
@@ -354,11 +354,11 @@ for name, run in (("halves", uneven), ("dealt", even)):
 #
 # ## Decode: no bubble, unless you wait
 #
-# A prompt passes once, so its pipeline must fill and empty. In decode, a micro-batch comes back: its last token
-# is the input of its next one. Let the stages be equal, transfers free, and call the time of a stage for a
-# micro-batch a turn. A micro-batch comes back after $p$ turns. In these, a stage can compute $p$ micro-batches,
-# and has $m$. With $m < p$ it is idle for $p - m$ of $p$ turns. With $m \ge p$ it always has one to compute:
-# the pipeline fills once and stays full. So over many steps:
+# A prompt passes once, so its pipeline must fill and empty. In decode, a micro-batch comes back: its last
+# token is the input of its next one. Let the stages be equal, transfers free, and call the time of a stage
+# for a micro-batch a turn. A micro-batch can come back after $p$ turns at the earliest. In these, a stage can
+# compute $p$ micro-batches, and has $m$. With $m < p$ it is idle for $p - m$ of $p$ turns. With $m \ge p$ it
+# always has one to compute: the pipeline fills once and stays full. So over many steps:
 #
 # $$\text{bubble of decode} \to \max\Big(0,\; 1 - \frac{m}{p}\Big), \qquad
 # \text{with a barrier per step: } \frac{p - 1}{m + p - 1}$$
@@ -453,9 +453,10 @@ print(f"rank 0 passed {sent} messages on to stage 1, {num_bytes:,} bytes: a vect
 # %% [markdown]
 # The answers are those of one process. But the idle share lies above the formula, because the formula assumes
 # stages that take equally long. These have equal numbers of layers, and stage 1 also has the head: 23 layers'
-# work against 15. So stage 0 waits for stage 1 in every turn, and more micro-batches do not help. Put the work
-# of both stages into the simulator, and it says about what the processes do. That is the use of a simulator: it
-# was checked where you can measure, and now it may speak of machines that you cannot measure.
+# work against 15. So stage 0 waits for stage 1 in every turn. More micro-batches do not remove this wait: the
+# idle share tends to 8/46 = 17 % (Figure 42.5), not to 0. Put the work of both stages into the simulator, and
+# it says about what the processes do. That is the use of a simulator: it was checked where you can measure,
+# and now it may speak of machines that you cannot measure.
 #
 # You know the remedy: deal by work. `pipeline_layers` (`--pipeline-layers 19,11`) takes the number of layers of
 # each stage. Your `deal_layers` found them above, with the head counted as one, and `minigen info
@@ -476,9 +477,10 @@ picture(
 )
 
 # %% [markdown]
-# What remains above the formula has other reasons. Two processes share two cores and one memory here, so that
-# a stage computes more slowly while the other one does, too. And the short gaps of stage 0 are sends: they
-# wait until stage 1 takes the vectors. The numbers above do not count one more gap, in which rank 0 samples
+# What remains above the formula has other reasons. The short gaps of stage 0 are sends: they wait until
+# stage 1 takes the vectors. And boxes are not all equally long, so the stages wait for each other. (Two
+# processes share the cores and the memory of this machine. That makes boxes longer, but it is no idle time.)
+# The numbers above do not count one more gap, in which rank 0 samples
 # and schedules while both stages wait: Figure 42.7 has it between the groups of boxes. What a pipeline gains
 # on one machine is the picture, not the time. (The counted messages are those to the next stage. Besides,
 # rank 0 broadcasts the batch of each step as integers, and the logits come back.)
@@ -498,7 +500,8 @@ picture(
 # \text{ of the ideal time)}$$
 #
 # The price: a micro-batch makes $v p - 1$ transfers instead of $p - 1$, and $v - 1$ of them lead from the last
-# device back to the first. And for decode there is nothing to gain, since its pipeline is full already.
+# device back to the first. And decode without a barrier has nothing to gain: with $m \ge p$ its
+# pipeline is full already, and with fewer micro-batches each still has to pass all layers.
 # (Training uses it together with **1F1B**, one forward, one backward. That order of work keeps fewer
 # **activations**: the results of layers that the backward pass needs. Inference has no backward pass.)
 
@@ -753,7 +756,8 @@ print(f"five steps with {num_layers} all-gathers of {partial:,} bytes each: as t
 # ## Which cut when
 #
 # In the first lines above, eight times as many cards make a step four times as fast: all 64 share the cache,
-# but the weights are cut in 8 parts only. What counts more is that the caches fit at all. (Eight replicas of
+# but the weights are cut in 8 parts only, and the merges over InfiniBand raise the messages from 4 to 10 ms,
+# which costs more. What counts most is that the caches fit at all. (Eight replicas of
 # 8 cards would take 20 ms: with 64 answers each has 8 of its own, and merges nothing. A split by context is
 # for fewer answers, or for a cache that does not fit into one replica.)
 #
@@ -807,9 +811,10 @@ explore(
 # As the sliders stand, 32 answers decode on two nodes with Ethernet between them. The fastest layout, tensor
 # 8 × data 2, cuts matrices inside each node, and no message passes between the nodes. Two stages (tensor 8 ×
 # pipeline 2) take 3 % longer, but each card needs 12 GB instead of 20: a choice for larger caches. A tensor
-# split over all 16 cards takes 20 ms, of which 16 ms are messages over Ethernet. Now choose InfiniBand and
-# `prefill`: tensor 4 × context 4 comes first. A prompt's all-reduces carry the vectors of all its tokens, so
-# a smaller tensor split sends less, and the ring shares the tokens.
+# split over all 16 cards takes 20 ms, of which 16 ms are messages: 13 over Ethernet, and 3 over NVLink inside
+# the nodes. Now choose InfiniBand and `prefill`: tensor 4 × context 4 comes first. The all-reduces of a group
+# of cards carry the vectors of its own tokens only: with context 4, a quarter of the prompt, with context 2 a
+# half. So a larger ring and a smaller tensor split send less.
 #
 # ## Your turn: choose the cut
 #
@@ -911,7 +916,8 @@ explore(
 # **The nine choices.** With all-reduces of 10 or 100 µs, eight cards share each matrix. With 1 ms, the 160
 # all-reduces of a step would take 160 ms, but stages that read all weights one after another take 42 ms and
 # their transfers. So stages win. For 16 and 128 answers, 4 stages and 2 replicas are better than 8 stages: a
-# step reads as many bytes, with 4 transfers instead of 8.
+# step reads as many bytes, with 4 transfers instead of 8. (2 stages and 4 replicas would need only 2, but each
+# card would need 72.2 GB or more, and the limit is 72.)
 #
 # **The table, decode.** Eight cards share each matrix if the network between the nodes is fast. Over Ethernet
 # the tensor split ends at the node. Then several answers want a replica on each node. One answer cannot use a
@@ -919,18 +925,20 @@ explore(
 #
 # **The table, prompts.** The all-reduces now carry thousands of vectors, over PCIe, 160 times, and a stage
 # passes each vector on once. So 8 stages are the fastest for 4,096 tokens in three columns, although their 16
-# chunks leave them idle for 31 % of the time or more. (With NVLink between the nodes, tensor 2 × context 4 is
-# a little faster.) For 131,072 tokens, 4 stages have a smaller bubble than 8, and computing hides the
-# messages of a ring of two. The column makes no difference, since only the transfers between stages pass from
-# node to node. A ring of all eight cards has no bubble, but each card must then hold all weights, and they do
-# not fit.
+# chunks leave them idle for 31 % of the time or more. (The model cuts a prompt into four chunks per stage,
+# but into none below 256 tokens: 16 here. The formula gives 7/23 = 30 %; later chunks attend to more tokens.)
+# (With NVLink between the nodes, tensor 2 × context 4 is a little faster.) For 131,072 tokens, 4 stages have
+# a smaller bubble than 8, and computing hides the messages of a ring of two. The column makes no difference,
+# since only the transfers between stages pass from node to node. A ring of all eight cards has no bubble, but
+# each card must then hold all weights, and they do not fit.
 #
 # ## Against published figures
 #
 # A model that is only drawn proves nothing. [Context Parallelism for Scalable Million-Token
 # Inference](https://arxiv.org/abs/2411.01783) (Yang et al. 2024) measured Llama 3 405B on up to 128 H100: a
 # prompt of 1 million tokens in 77 s on 16 nodes, a prompt of 128K in 3.8 s. It cuts matrices over the 8 cards of
-# a node and tokens over the nodes, as the model does here.
+# a node and tokens over the nodes, as the model does here. (The weights in bfloat16 would take 101 GB per
+# card, which 80 GB do not hold. The next cell computes times only, and does not ask whether a layout fits.)
 #
 # The paper counts 502 TFLOP/s per card. That is 63 % of 800, the peak of its cards, whose power is limited to
 # 500 W (the data sheet's 989 hold for 700 W). It also names a *parallelization efficiency* of 93 %, which
