@@ -16,13 +16,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
+from operator import is_
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -402,32 +403,64 @@ def _inside(path: str, home: Path) -> bool:
     return Path(path).resolve().is_relative_to(home.resolve())
 
 
-def _minigen_now() -> dict[tuple[str, str], int]:
+class _Namespace(NamedTuple):
+    """What the names of a module or of a class stood for, before an answer ran."""
+
+    place: str
+    owner: ModuleType | type
+    names: list[str]
+    values: list[Any]
+
+    @property
+    def now(self) -> Mapping[str, Any]:
+        if isinstance(self.owner, type) or sys.modules.get(self.place) is self.owner:
+            return vars(self.owner)
+        return {}
+
+    def is_as_before(self) -> bool:
+        now = self.now
+        return (
+            len(now) == len(self.names)
+            and all(map(is_, now.values(), self.values))
+            and all(map(is_, now, self.names))
+        )
+
+    def changed(self) -> str:
+        """Return a name whose function or class is another now, or that the class did not have."""
+        now = self.now
+        for name, value in zip(self.names, self.values, strict=True):
+            if callable(value) and now.get(name) is not value:
+                return name
+        if isinstance(self.owner, type):
+            known = set(self.names)
+            return next((each for each in now if each not in known and callable(now[each])), "")
+        return ""
+
+
+def _minigen_now() -> list[_Namespace]:
     """Return what the names in minigen, torch and builtins stand for, also those of classes."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in OWN and name not in CHECKED:
+    found = []
+    for place, module in list(sys.modules.items()):
+        if place.partition(".")[0] not in OWN and place not in CHECKED:
             continue
-        for key, value in list(vars(module).items()):
-            if callable(value):
-                found[name, key] = id(value)
-            if isinstance(value, type) and value.__module__ == name:
-                found |= {
-                    (f"{name}.{key}", each): id(inner)
-                    for each, inner in list(vars(value).items())
-                    if callable(inner)
-                }
+        names = list(vars(module))
+        values = list(vars(module).values())
+        found.append(_Namespace(place, module, names, values))
+        for name, each in zip(names, values, strict=True):
+            if isinstance(each, type) and each.__module__ == place:
+                own = vars(each)
+                found.append(_Namespace(f"{place}.{name}", each, list(own), list(own.values())))
     return found
 
 
-def _changed(before: dict[tuple[str, str], int]) -> str:
+def _changed(before: Sequence[_Namespace]) -> str:
     """Return a name that no longer stands for the same, or that a class did not have before."""
-    now = _minigen_now()
-    for (place, name), value in before.items():
-        if now.get((place, name)) != value:
-            return f"{place}.{name}"
-    classes = {place for place, _ in before} - sys.modules.keys()
-    return next((f"{a}.{b}" for a, b in now.keys() - before.keys() if a in classes), "")
+    for each in before:
+        if not each.is_as_before():  # it may be a value that minigen itself changes
+            name = each.changed()
+            if name:
+                return f"{each.place}.{name}"
+    return ""
 
 
 def _watch(box: int, limits: Limits) -> str:
