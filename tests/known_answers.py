@@ -146,9 +146,9 @@ def is_as_known(known: Known, outcome: Outcome) -> bool:
     return len(outcome.passed) == outcome.num_checks and not outcome.ended
 
 
-def graders(chapters: Sequence[str], jobs: int) -> ProcessPoolExecutor:
+def graders(chapters: Sequence[str], jobs: int, seed: int | None = None) -> ProcessPoolExecutor:
     """Return processes that fork a box for each answer to the exercises of these chapters."""
-    prepared = (assigned_in(chapters),)
+    prepared = (assigned_in(list(chapters)), seed)
     return ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, prepared)
 
 

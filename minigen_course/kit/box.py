@@ -16,19 +16,19 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
-from operator import is_
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
 from minigen_course.grading.exercise import Check, Wrong
 from minigen_course.grading.hunt import Caught
+from minigen_course.grading.namespaces import first_change, namespaces_now
 from minigen_course.grading.stub import STILL_EMPTY, find_object, is_stub
 from minigen_course.handout.answers import defined_by
 from minigen_course.kit.collect import Cell
@@ -278,7 +278,7 @@ def _judge(
     home: Path,
 ) -> Any:
     """Say what each check finds, and the end; return the part, None if something ended it early."""
-    before = _minigen_now()
+    before = namespaces_now(CHECKED)
     module = ModuleType("__main__")
     sys.addaudithook(_guard(home))
     try:
@@ -289,7 +289,7 @@ def _judge(
             return None
         for number, check in enumerate(checks, 1):
             say(number, _verdict(check, part))
-            changed = _changed(before)
+            changed = first_change(before)
             if changed:
                 say("end", f"changes minigen itself: {changed}")
                 return None
@@ -401,66 +401,6 @@ def _caused_by_an_answer(frame: Any) -> bool:
 
 def _inside(path: str, home: Path) -> bool:
     return Path(path).resolve().is_relative_to(home.resolve())
-
-
-class _Namespace(NamedTuple):
-    """What the names of a module or of a class stood for, before an answer ran."""
-
-    place: str
-    owner: ModuleType | type
-    names: list[str]
-    values: list[Any]
-
-    @property
-    def now(self) -> Mapping[str, Any]:
-        if isinstance(self.owner, type) or sys.modules.get(self.place) is self.owner:
-            return vars(self.owner)
-        return {}
-
-    def is_as_before(self) -> bool:
-        now = self.now
-        return (
-            len(now) == len(self.names)
-            and all(map(is_, now.values(), self.values))
-            and all(map(is_, now, self.names))
-        )
-
-    def changed(self) -> str:
-        """Return a name whose function or class is another now, or that the class did not have."""
-        now = self.now
-        for name, value in zip(self.names, self.values, strict=True):
-            if callable(value) and now.get(name) is not value:
-                return name
-        if isinstance(self.owner, type):
-            known = set(self.names)
-            return next((each for each in now if each not in known and callable(now[each])), "")
-        return ""
-
-
-def _minigen_now() -> list[_Namespace]:
-    """Return what the names in minigen, torch and builtins stand for, also those of classes."""
-    found = []
-    for place, module in list(sys.modules.items()):
-        if place.partition(".")[0] not in OWN and place not in CHECKED:
-            continue
-        names = list(vars(module))
-        values = list(vars(module).values())
-        found.append(_Namespace(place, module, names, values))
-        for name, each in zip(names, values, strict=True):
-            if isinstance(each, type) and each.__module__ == place:
-                own = vars(each)
-                found.append(_Namespace(f"{place}.{name}", each, list(own), list(own.values())))
-    return found
-
-
-def _changed(before: Sequence[_Namespace]) -> str:
-    """Return a name that no longer stands for the same, or that a class did not have before."""
-    for each in before:
-        if not each.is_as_before():  # it may be a value that minigen itself changes
-            name = each.changed()
-            if name:
-                return f"{each.place}.{name}"
-    return ""
 
 
 def _watch(box: int, limits: Limits) -> str:
