@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ABSENT = {
     *("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS"),
     *("TTY_COMPATIBLE", "TTY_INTERACTIVE", "TERMINAL_WIDTH", "SHELL_COMPLETION"),
     *("PYTHONWARNINGS", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONINSPECT", "PYTHONVERBOSE"),
+    "PYTHONDONTWRITEBYTECODE",  # hundreds of processes would each compile the same files
     "VIRTUAL_ENV",  # that of the shell need not be the one that runs the tests
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"),
     *("MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -43,6 +45,7 @@ def pytest_configure() -> None:
         if name.upper() in ABSENT or is_of_a_family:
             del os.environ[name]
     os.environ.update(PINNED)
+    sys.dont_write_bytecode = False
 
 
 def pytest_runtest_setup() -> None:
