@@ -271,7 +271,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. (An L4 here is
 # this GPU. In the tables of layers, L4 names a layer; the two have nothing in common.) The weights take 16
 # GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
-# are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
+# are what `minigen serve` lets you set, except `max_wait`, which is only an argument of the class
 # `DynamicScheduler`.
 #
 # How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
@@ -285,8 +285,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
 # end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
 # attends only to itself and those before it. So the prompts of a thousand tokens and more take longer
-# here than they should, as the first lines of the cell print. Decode steps are the same. The faults and
-# the cures below are also the same with the exact count.
+# here than they should, as the first lines of the cell print. Decode steps are the same.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
@@ -406,7 +405,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # ## Goodput
 #
-# More load, more throughput, until the machine is full. But a request that comes too late is no use.
+# More load, more throughput, until the machine is full. (In this section, throughput is answered requests
+# per second, for the comparison; elsewhere, it is tokens per second.) But a request that comes too late is
+# no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
 # second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
@@ -681,7 +682,7 @@ draw.dashboard(
 #
 # A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
 # need no change, and if it does not hand the problem upwards. A gateway that refuses requests
-# because the engine has too few batch slots hides the symptom. The refused clients have it now.
+# because the engine has too few batch slots hides the symptom: the clients that it refuses get no answer.
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Ask of each gauge: is it at its limit, and is it the reason?
@@ -699,7 +700,7 @@ draw.dashboard(
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
-#   hundreds or thousands of them, so a short stutter of a few requests may not reach it.
+#   thousands of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
@@ -884,7 +885,7 @@ for length in (200, 6000):
 # pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
 # seven new requests per second.)
 #
-# Five kinds of clients: no retries; three retries at once; three retries with **exponential
+# Five kinds of clients: no retries; three retries, each at once after the try before it; three retries with **exponential
 # backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with a
 # **retry budget**, so that all retries together are at most 10 % of first tries; and retries at
 # once before a server that stops a request when its client has gone (chapter 51). How many of the
@@ -1128,9 +1129,11 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
-# And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*: the
-# longest wait is as before or a little longer, and the shortest one has become shorter. A quotient of two
-# extremes is a poor objective; the median, the tail and the gaps are better ones.
+# And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*,
+# although the server is better. The longest wait is as before or a little longer. The shortest one is that
+# of a short request on an idle engine. Neither knob changes it; it lasts some milliseconds, and chance
+# moves it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better
+# ones.
 #
 # ## The opening test, once more
 #
