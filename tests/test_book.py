@@ -114,8 +114,8 @@ def test_every_formula_is_shown_without_a_script(pages: Path, stem: str) -> None
     )
     blocks = markdown.count("$$") // 2
     assert len(soup.find_all("math", attrs={"display": "block"})) == blocks
-    told = [each for each in soup.strings if not each.find_parent(["code", "math", "style"])]
-    assert not re.findall(r"\\[a-z]{2,}|\$\$|\$[a-zA-Z]", "".join(told))
+    shown = [each for each in soup.strings if not each.find_parent(["code", "math", "style"])]
+    assert not re.findall(r"\\[a-z]{2,}|\$\$|\$[a-zA-Z]", "".join(shown))
 
 
 def test_a_formula_becomes_mathml_and_code_and_money_stay() -> None:

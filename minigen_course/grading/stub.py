@@ -107,7 +107,7 @@ def source_of(dotted: str) -> str:
 
 @cache  # a sheet asks several times for each of several parts of a module
 def _parsed(module: str) -> tuple[list[str], ast.Module]:
-    """Return the lines of a module, and its tree, which stays as it is."""
+    """Return the lines of a module, and its tree, which callers share and do not change."""
     found = find_spec(module)
     assert found is not None, f"there is no module {module}"
     assert found.origin is not None, f"{module} has no file"
