@@ -62,10 +62,10 @@ def drafting_pair(directory: Path) -> Generator[LLM, None, None]:
 @pytest.mark.parametrize(
     ("num_stages", "per_stage"),
     [
-        pytest.param(2, 1, marks=pytest.mark.long),
+        (2, 1),
         pytest.param(3, 1, marks=pytest.mark.long),
         pytest.param(4, 1, marks=pytest.mark.long),
-        (2, 2),
+        pytest.param(2, 2, marks=pytest.mark.long),
     ],
 )
 def test_answers_are_those_of_one_process_with_preemptions_and_shared_prefixes(
