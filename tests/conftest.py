@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
 # Threads make tiny products slower, on a busy machine much slower. Torch reads this when it is
@@ -91,6 +92,14 @@ def tiny_llm(tiny_directory: Path):
     from minigen import LLM
 
     return LLM.load(tiny_directory, weights="float32", max_num_seqs=4)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Run without the checks of shapes, for long runs of functions that other tests check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def num_running(server: Server) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("cut", ["context", "pipeline"])
+@pytest.mark.parametrize("cut", ["context", pytest.param("pipeline", marks=pytest.mark.long)])
 def test_a_served_cut_answers_as_one_process_though_a_client_leaves_and_ends_with_its_worker(
     model: Path, expected: list[str], cut: str
 ) -> None:
