@@ -197,14 +197,14 @@ for name, part in (("plain", plain_part), ("zig-zag", mine)):
     print(f"{name:<8} pairs of query and key by rank: {pairs}")
 
 # %% [markdown]
-# **Harder.** Striped attention gives rank r the positions r, r + n, r + 2 n and so on. Compare its pairs by turn and rank with those of zig-zag (`ring_pairs`). Which one is more even in each turn, and what does a kernel that works on blocks of keys think of the other?
+# **Harder.** Striped attention gives rank r the positions r, r + n, r + 2 n and so on. Compare its pairs by turn and rank with those of zig-zag (`ring_pairs`). Then look at one block: which of its pairs are masked? A kernel works on square tiles of queries and keys, and skips a tile only if all of it is masked. In which turns does each of the two ways have tiles that are half masked?
 
 # %% [markdown]
 # ## merge_parts
 #
 # *Core, 10 points, about 15 minutes.*
 #
-# Merge two partial attentions. The keys of some tokens lie in two sets. For each set there is an output (the mean of the set's values, weighted by softmax over the set alone) and its `lse`: the log of the sum of exp(score) over the set's keys. Return the output and the `lse` over both sets, as if all keys had been in one. Scores may be large, so exp(lse) alone may overflow. A token that sees no key of a set has an `lse` of -inf there, and any finite output, which must not count. If it sees no key of both, return 0 and -inf. The four given tensors must not change.
+# Merge two partial attentions. The keys of some tokens lie in two sets. For each set there is an output (the mean of the set's values, weighted by softmax over the set alone) and its `lse`: the log of the sum of exp(score) over the set's keys. Return the output and the `lse` over both sets, as if all keys had been in one. Scores may be large, so exp(lse) alone may overflow. A token that sees no key of a set has an `lse` of -inf there, and any finite output, which must not count. If it sees no key of either, return 0 and -inf. The four given tensors must not change.
 
 # %%
 # exercise: minigen_course.ch42_pipeline.reference.merge_parts
@@ -223,7 +223,7 @@ def merge_parts(
 
     `out` is the weighted mean of a set's values, and `lse` the log of the sum of exp(score) over
     its keys. A token that sees no key of a set has an `lse` of -inf there, and any finite `out`. If
-    it sees no key of both, its result is 0 with an `lse` of -inf.
+    it sees no key of either, its result is 0 with an `lse` of -inf.
     """
     raise NotImplementedError  # your turn
 

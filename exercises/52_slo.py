@@ -75,7 +75,7 @@ from minigen_course.ch52_slo.mystery import try_knob
 try_knob(3, mine(3).knob)
 
 # %% [markdown]
-# **Harder.** In each mystery server something else is full after your cure, or nothing is. Ask whether the bottleneck has moved: which second knob (mystery prints them all) would you turn next, and on which gauge would you see that you need not?
+# **Harder.** In each mystery server something else is full after your cure, or nothing is. Ask whether the bottleneck has moved: which second knob (mystery prints them all) would you turn next? If you need none, which gauge shows that?
 
 # %% [markdown]
 # ## load_test

@@ -3,7 +3,7 @@
 import json
 import re
 import reprlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -180,6 +180,11 @@ class EngineConfig:
         "as tensor_parallel_size.",
         whole(1, 64),
     )
+    pipeline_layers: tuple[int, ...] | str | None = option(
+        None,
+        "Layers of each stage of a pipeline, as many numbers as stages; about equal if absent.",
+        Values("whole numbers from 1 on, such as (19, 11) or 19,11", lambda value: True),
+    )
     num_micro_batches: int | None = option(
         None,
         "Micro-batches that a step is cut into, at most, so that all stages of a pipeline work at "
@@ -234,12 +239,27 @@ class EngineConfig:
             raise OptionError(
                 "num_micro_batches is of no use while pipeline_parallel_size is 1; leave it out."
             )
+        if self.num_layers_of_stages is not None:
+            self._check_layers_of_stages(self.num_layers_of_stages)
         own = ("auto", "torch") if self.device == "cpu" else ("auto", "triton")
         if self.num_ranks > 1 and self.attention_backend not in own:
             by = "tensor" if self.tensor_parallel_size > 1 else "pipeline"
             raise OptionError(
                 f"{by}_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."
+            )
+
+    def _check_layers_of_stages(self, num_layers: tuple[int, ...]) -> None:
+        num_stages = self.pipeline_parallel_size
+        if num_stages == 1:
+            raise OptionError(
+                "pipeline_layers is of no use while pipeline_parallel_size is 1; leave it out, or "
+                "set pipeline_parallel_size to the number of stages that it has layers for."
+            )
+        if len(num_layers) != num_stages:
+            raise OptionError(
+                f"pipeline_layers has {len(num_layers)} numbers of layers, but "
+                f"pipeline_parallel_size is {num_stages}; give {num_stages} numbers, one per stage."
             )
 
     def _check_context_parallel(self) -> None:
@@ -285,6 +305,15 @@ class EngineConfig:
         if self.kv_cache_memory is None:
             return None
         return parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def num_layers_of_stages(self) -> tuple[int, ...] | None:
+        """The numbers in `pipeline_layers`. Raises `OptionError` if there are others than counts.
+
+        >>> EngineConfig(pipeline_parallel_size=2, pipeline_layers="19,11").num_layers_of_stages
+        (19, 11)
+        """
+        return None if self.pipeline_layers is None else parse_layers(self.pipeline_layers)
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
@@ -342,6 +371,25 @@ def parse_bytes(name: str, value: object) -> int:
             f"{name} must be a number of bytes, such as 1000000, 512M or 1.5GiB, not {value!r}."
         )
     return number
+
+
+def parse_layers(value: object) -> tuple[int, ...]:
+    """Convert a sequence of numbers of layers, or text such as "19,11", to a tuple.
+
+    >>> parse_layers("19, 11")
+    (19, 11)
+    """
+    found = value
+    if isinstance(value, str):
+        parts = [each.strip() for each in value.split(",")]
+        found = [int(each) if re.fullmatch(r"[0-9]{1,6}", each) else each for each in parts]
+    allowed = whole(1, 2**16)
+    if not isinstance(found, Sequence) or not found or not all(map(allowed.allows, found)):
+        raise OptionError(
+            "pipeline_layers must be whole numbers from 1 on, one per stage, such as (19, 11) or "
+            f"19,11, not {reprlib.repr(value)}."
+        )
+    return tuple(found)
 
 
 def parse_seconds(name: str, value: str) -> float:

@@ -32,8 +32,8 @@
 # step.
 #
 # **You need** chapter 15 (the forward pass), chapter 17 (a decode step reads all weights), and
-# chapter 24 (the scheduler). **Time:** about 60 minutes to read and try, about 125 for the
-# [exercises](../exercises/41_tensor_parallel.ipynb).
+# chapter 24 (the scheduler). The section on GPUs also needs chapters 31 and 33. **Time:** about 70
+# minutes to read and try, about 125 for the [exercises](../exercises/41_tensor_parallel.ipynb).
 #
 # **Where we are:** chapters 21 to 25 built an engine for many requests, chapters 31 to 34 made its
 # products fast. All of that ran on one device. Here the model leaves it.
@@ -374,9 +374,10 @@ for num_ranks in (8, 16):
     spans = [span(llama_8b, "kv_heads", rank, num_ranks) for rank in range(num_ranks)]
     heads = [each.start // llama_8b.head_dim for each in spans]
     print(f"{num_ranks:>2} ranks of Llama-3-8B, the KV heads on each: {heads}")
+task(41, "fused_rows")
 
 # %% [markdown]
-# Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
+# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
 # three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
 # outputs, but only the inputs that its three heads give. Heads and units must be divided evenly, so
 # only a few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple
@@ -396,9 +397,6 @@ for num_ranks in (8, 16):
 #
 # In a formula: matrix $i$ with $R_i$ rows begins at row $F_i = R_0 + \dots + R_{i-1}$, and rank $r$
 # needs the rows from $F_i + r R_i / n$ up to, and without, $F_i + (r+1) R_i / n$.
-
-# %%
-task(41, "fused_rows")
 
 # %%
 # exercise: minigen_course.ch41_tensor_parallel.lesson.fused_rows
@@ -445,8 +443,8 @@ print("rank 1 of 3 in SmolLM2-135M:", my_rows([1536, 1536], 1, 3))
 # - the **broadcast**: every rank gets what rank 0 has.
 #
 # Between CPUs a library named [gloo](https://github.com/pytorch/gloo) carries them, between NVIDIA's
-# GPUs [NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html). minigen
-# splits a model over processes on CPUs only.
+# GPUs [NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html). Here the
+# ranks are on CPUs. A later section describes ranks with a GPU each.
 #
 # Predict: how many messages does one step take, with 30 layers? Count along the picture above, and
 # add what rank 0 must tell the others first.
@@ -588,11 +586,12 @@ my_ring = check(41, ring_all_reduce=ring_all_reduce)
 made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 4, ring=my_ring)
 assert made == answer.token_ids[:4]
 print("three threads, each of which sends to the next one only:", whole.tokenizer.decode(made))
+task(41, "choose_all_reduce")
 
 # %% [markdown]
-# That model took every all-reduce through `my_ring`: yours if it passed its check, else the
-# course's. (The logits' all-gather went round the same ring: a thread puts what it sends into the
-# next thread's queue, and reads its own.)
+# The model of the three threads took every all-reduce through `my_ring`: yours if it passed its check,
+# else the course's. (The logits' all-gather went round the same ring: a thread puts what it sends into
+# the next thread's queue, and reads its own.)
 #
 # ## Your turn: a ring or a tree
 #
@@ -629,9 +628,6 @@ print("three threads, each of which sends to the next one only:", whole.tokenize
 # in both directions. In the tree, ranks 0 and 4 work in all six turns, sending in three and receiving in
 # three, while ranks 1, 3, 5 and 7 work in two turns only. So the bytes take the time of 1.75 tensors in
 # the ring, and of 6 in the tree, one for each turn.
-
-# %%
-task(41, "choose_all_reduce")
 
 
 # %%
@@ -785,6 +781,164 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # of adding up even decides whether 8 ranks are faster or slower than one. For a long prompt every message
 # carries 34 MB: there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor
 # parallelism lives inside a node, where NVLink is.
+#
+# ## The same ranks on GPUs
+#
+# Everything that ran so far ran on CPUs. With `device="cuda"` each rank has a GPU, and computes its share
+# with the kernels of chapters 31 to 33. The plan is the same table, and a step has the same sums. Nothing
+# in this section was run on several GPUs: none were at hand. What did run is the same code of a rank in
+# Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three ranks on the first four
+# layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three ranks.
+# What you read about NCCL and links comes from NVIDIA's documents. Four things differ from the ranks on
+# CPUs.
+#
+# **What carries the sums.** [**NCCL**](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html)
+# is NVIDIA's library of collectives. When the ranks connect, they tell each other where their GPUs are, and
+# NCCL looks for the fastest path between any two: NVLink, PCIe, or the network. For each size of message it
+# chooses a ring, a tree or the adders of NVIDIA's switch (NVLS; at the end of this chapter), and one of the
+# three protocols. An all-reduce is a [kernel](../docs/glossary.md#kernel): inside a machine its programs read
+# what the neighbour has written, add, and write on to the next GPU, and no CPU copies a byte. (Over a network
+# CPUs start the transfers, and over TCP they copy, too.)
+#
+# **When the sums are computed.** The CPU does not run kernels. It puts them into a queue of the GPU, a
+# [**stream**](../docs/glossary.md#stream), and the GPU runs a stream's kernels one after another. An
+# all-reduce stands in a queue too (torch gives NCCL a stream of its own). It starts when the kernel whose
+# result it sums has ended, and the model's next kernel starts after it. So the CPU can queue a whole
+# step without waiting for one sum. (Rank 0 waits for its GPU once per step, at the end, because it chooses
+# the next tokens.) This has a price: if another rank is late, the all-reduce keeps a part of its GPU busy
+# with looking whether the numbers have come, and the kernels behind it wait.
+#
+# **Where the residual is added.** Above you read that no residual may come between a row split and its
+# all-reduce, because each rank would add it once more. For a single token minigen adds it there all the
+# same, inside the kernel of the product, where it costs next to nothing. But only rank 0 does so, and the
+# sum contains it once. (With several tokens each rank adds it after the sum, in the kernel of the next norm.)
+#
+# Rank 0's scheduler and the two broadcasts per step stay on CPUs, over gloo. While rank 0 waits for its GPU,
+# it also sends the other ranks a short message about five times a second. If this fails, a rank has ended.
+# Then rank 0 stops NCCL, which by itself would keep waiting.
+#
+# Now the launches (chapter 31: the start of a kernel costs the CPU some microseconds, whatever the kernel
+# does). For one token a layer of minigen has 7 kernels: four products (their norm, their SwiGLU and their
+# residual are inside them), the rotation, which also stores the key and the value, and attention in two
+# kernels (splits and their merging, chapter 33). On several ranks it has two all-reduces more.
+#
+# Predict: Llama-3-70B has 80 layers. Suppose that each launch takes 10 µs. For how many milliseconds does the
+# CPU of a rank launch kernels and all-reduces in one step on 8 cards? (Count the layers only.)
+
+# %%
+from minigen_course.lab.gpu_ranks import run_prompt
+
+if importlib.util.find_spec("triton") is None:
+    print("Not run: Triton is for Linux only (no GPU is needed).")
+else:
+    by_kernels = run_prompt(checkpoint, 3, whole.tokenizer.encode(prompt), num_layers=4)
+    for logits in by_kernels.logits:
+        torch.testing.assert_close(logits, by_kernels.expected, atol=1e-3, rtol=0)
+    rows, vocab = by_kernels.expected.shape
+    print(f"3 ranks: each has the logits of plain torch, {rows} tokens by {vocab:,}")
+    print("messages between the ranks, in a step of 4 layers:", by_kernels.num_messages)
+guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, within=1.1)
+
+# %% [markdown]
+# Each of the three ranks was a thread here. It loaded its share as on a GPU, and ran it in the same kernels,
+# which the interpreter executed on this processor. (A prompt's products are torch's, on a GPU as well.) All
+# three end with the logits of the model in plain torch, to within 0.001: only the order of the sums differs.
+# The count is that of the formula: $2 \cdot 4 + 1 = 9$ all-reduces, and one all-gather. (There are no
+# broadcasts, because the cell gave the step to every thread. And it is a prompt's step. The tests run decode
+# steps as well, in processes, with the broadcasts.)
+#
+# **CUDA graphs.** A [CUDA graph](../docs/glossary.md#cuda-graph) (chapter 31) is a step that was recorded
+# once, and is launched as a whole from then on. NCCL's kernels [can be
+# recorded](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html) since NCCL 2.9,
+# under two conditions:
+#
+# - All ranks record the same step, and all of them replay it.
+# - The graphs are destroyed before NCCL's connection is: since NCCL 2.26 [its end waits for
+#   them](https://docs.nvidia.com/dl-cuda-graph/troubleshooting/process-hang.html).
+#
+# When minigen's ranks connect, each tries a graph with a single all-reduce, and compares the sum. Only if
+# all of them succeed do they record decode steps. `describe()["runner"]` says what they found: "decode steps
+# as CUDA graphs with their messages", or "no CUDA graphs" with the reason.
+#
+# A replayed graph runs no Python, so it emits no events. This is what a trace shows of one step, with $L$
+# layers:
+#
+# | | on CPUs (gloo) | on GPUs, without a graph | on GPUs, a replayed graph |
+# |---|---|---|---|
+# | steps | all | steps with a prompt; every step if no graph can be recorded | decode steps |
+# | broadcasts (gloo) | 2 | 2, and 1 for each 0.2 s of waiting | the same |
+# | all-reduces | $2L + 1$ | $2L + 1$ | none |
+# | all-gathers | 1 | 1 | none |
+# | how long an event of a sum lasts | sending and waiting | queueing, some microseconds | |
+#
+# On GPUs the time of the sums is seen in a profile of the GPU (`torch.profiler`, or NVIDIA's Nsight Systems),
+# as kernels named `ncclDevKernel_AllReduce_Sum_bf16_...`. There the rank that comes first has a long kernel
+# and the last one a short one. The difference is waiting, as in the pale bars of figure 41.3. So compare the
+# *shortest* of the ranks' kernels with the link, and the *longest* with the step.
+#
+# The next cell compares your prediction with the GPU's time, and then runs this chapter's model with a GPU
+# for each of its three ranks. With graphs, the trace of 16 steps should hold 32 broadcasts (more if the first
+# step waits for a rank that still compiles) and only 61 all-reduces, those of the prompt's step. Without
+# three GPUs the cell says so in a sentence.
+
+# %%
+print("H100s, NVLink   launches   ms on the CPU   ms on the GPU")
+for cards, per_layer in ((1, 7), (8, 7 + 2)):
+    launches = per_layer * big.layers
+    sums = 0 if cards == 1 else num_sums * LINKS["NVLink 4"].all_reduce_seconds(message, cards)
+    on_gpu = alone / cards + sums
+    on_cpu = launches * 10e-6
+    print(f"{cards:>13}{launches:>11}{1e3 * on_cpu:>16.1f}{1e3 * on_gpu:>16.1f}")
+guess_launch.compare(round(1e3 * on_cpu, 1), "ms")
+
+gpus = torch.cuda.device_count()
+if gpus < 3:
+    print(f"\nNot run: three ranks need three GPUs, and torch finds ⟨{gpus}⟩.")
+else:
+    on_gpus = load_model(device="cuda", tensor_parallel_size=3)
+    print("\n" + on_gpus.describe()["ranks"] + "\n" + on_gpus.describe()["runner"])
+    with on_gpus.record() as recorder:
+        print(on_gpus.generate(prompt, params).text)
+    seen = [each.kind.value for step in messages_of_steps(recorder.events) for each in step]
+    print(f"messages in the trace of {params.max_tokens} steps:", dict(Counter(seen)))
+    on_gpus.close()
+
+# %% [markdown]
+# By hand: $80 \cdot 9 = 720$ launches of 10 µs are 7.2 ms. On one card 560 launches take 5.6 ms, which are
+# hidden, because the GPU works for 42 ms. On eight cards the GPU needs 5.2 ms for its eighth of the work and
+# 2.0 ms for the sums, 7.2 ms together, and the CPU needs just as long to launch them. So the CPU is no longer
+# ahead, and with more ranks or slower launches it sets the pace. A cut makes kernels shorter, but not fewer.
+# With a graph the whole step is one launch. (10 µs is an assumption. The GPU's times are those of the
+# cost model, and the sums are the tree's. By NCCL's plan, 15 µs each, they are 2.4 ms, and the GPU needs
+# 7.6 ms: about as long, too.)
+#
+# **NVLink against PCIe.** A data sheet adds both directions. [An
+# H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink and 128 GB/s of PCIe 5, so 450
+# and 64 in one direction (63, because 128 of every 130 bits sent are data): NVLink has 7.1 times the
+# bandwidth. [An L40S](https://www.nvidia.com/en-us/data-center/l40s/) has no NVLink, and 32 GB/s of PCIe 4 in
+# one direction. What arrives is less: between two H100s a test that copies from one card to the other
+# [reached 376 to 380 GB/s](https://github.com/NVIDIA/nccl/issues/1264), 84 % of the 450. How much does the
+# factor of 7 count? In decode hardly: a message of 16 kB takes 0.04 µs at 450 GB/s and 0.26 µs at 63, and
+# both are small beside the latency of a turn. For a prompt of 2,048 tokens it counts: 158 µs by NVLink and
+# 1,002 µs by PCIe, in the table of rings and trees above.
+#
+# What connects two cards of one machine? The command `nvidia-smi topo -m` names it for each pair:
+#
+# | name | the path |
+# |---|---|
+# | `NV18` | 18 NVLinks (or another number of them) |
+# | `PIX`, `PXB` | PCIe switches only, one or several |
+# | `PHB` | the processor's connection to PCIe (its host bridge) |
+# | `NODE` | several host bridges of one processor |
+# | `SYS` | the link between two processors |
+#
+# Where cards cannot reach each other's memory directly, NCCL goes through the main memory: one card writes
+# there, and the other one reads.
+#
+# If you have two GPUs: this model's 9 query heads cannot be shared by two ranks, but those of most models can
+# (`minigen generate -m MODEL --device cuda --tensor-parallel-size 2 "The old lighthouse"`). In a clone of the
+# repository `make test-gpu` compares two ranks over NCCL with plain torch, and `make bench-gpu` measures their
+# decode steps and their all-reduces.
 #
 # ## Other ways to cut
 #
@@ -1320,6 +1474,9 @@ verdicts(
 # - For an all-reduce, a ring and a tree move the same bytes in all. The ring spreads them evenly and
 #   keeps every link busy, so its bytes take less time; the tree takes fewer turns (from four ranks on).
 #   Decode messages are small and pay latency; prompts pay bytes.
+# - On GPUs NCCL's all-reduces are kernels in a queue of the GPU, so no CPU waits for them, and a CUDA graph
+#   can hold them. A cut model launches as many kernels of its own as before, each for less work, and the
+#   all-reduces besides.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. When a batch passes once, as a prompt does, its
@@ -1355,13 +1512,12 @@ verdicts(
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
 #   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same
 #   places.
-# - NCCL's ring and tree have a fixed cost, and its tree has, inside a machine, as many turns as its ring.
-#   For decode's small messages,
+# - NCCL's ring and tree have a fixed cost, and its tree has, inside a machine, as many turns as its ring. For
+#   decode's small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
-#   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
-#   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
-#   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
-#   kernel.
+#   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)** have
+#   kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two turns instead
+#   of many. TensorRT-LLM can also add the residual and compute the norm in the same kernel.
 # - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one
 #   trip to the switch and back. Where the NVSwitch is of the third generation or later (H100 and on),
 #   NCCL may choose this by itself, under the name NVLS. Its plan has one latency for it, 25 µs, and

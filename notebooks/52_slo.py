@@ -271,22 +271,23 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. (An L4 here is
 # this GPU. In the tables of layers, L4 names a layer; the two have nothing in common.) The weights take 16
 # GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
-# are what `minigen serve` lets you set, but for `max_wait`, which is only an argument of the class
+# are what `minigen serve` lets you set, except `max_wait`, which is only an argument of the class
 # `DynamicScheduler`.
 #
-# How long is a step of this machine, with about 23 requests of 400 tokens? It reads 15 of the 16 GB (all but
-# the embedding's table) at 300 GB/s, in 0.050 s. A token's keys and values take 131 kB (chapter 00), so the
-# KV cache of about 23 requests of 400 tokens is 1.2 GB and adds 0.004 s. The overhead adds 0.002 s, and the
-# prompts about 0.001 s on average, since only some steps have a prompt, and only those of more than about 400
-# tokens take longer than reading the weights. That is 0.057 s in all. Each token is multiplied with 7.505
-# billion weights, at 121 TFLOP/s.
+# How long is a step of this machine, with about 23 requests of 400 tokens? (A request has 350 tokens of
+# prompt and, on average over its life, half of its 100 tokens of answer. The number 23 and the time of a step
+# depend on each other. A first guess of 20 gives 0.0565 s and so 4 × 5.65 = 22.6 requests in the table below;
+# with 23 both stay.) It reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s. A
+# token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is 1.2
+# GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
+# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
+# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
 # end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
 # attends only to itself and those before it. So the prompts of a thousand tokens and more take longer
-# here than they should, as the first lines of the cell print. Decode steps are the same. The faults and
-# the cures below are also the same with the exact count.
+# here than they should, as the first lines of the cell print. Decode steps are the same.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
@@ -406,7 +407,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # ## Goodput
 #
-# More load, more throughput, until the machine is full. But a request that comes too late is no use.
+# More load, more throughput, until the machine is full. (In this section, throughput is answered requests
+# per second, for the comparison; elsewhere, it is tokens per second.) But a request that comes too late is
+# no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
 # second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
@@ -431,9 +434,10 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # and the window begins at second 15, when the machine has filled, and ends at second 45, when requests
 # still arrive.
 #
-# The length of the load matters much more when more arrives than the machine can serve. Send 14
-# requests per second, the most that we try, and stop after 175 requests. Or stop after 700, four times as
-# many. How many times as many good answers does the long load have?
+# The length of the load matters much more when more arrives than the machine can serve. Send 14 requests per
+# second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no
+# prompt makes the others wait long; system 2 will show why), and stop after 175 requests. Or stop after 700,
+# four times as many. By what factor does the number of good answers grow?
 
 # %%
 guess_more = predict("Good answers of 700 requests: how many times those of 175?", None, within=1.5)
@@ -602,7 +606,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # refused, that fails before its first token, or whose client gives up in the queue has no TTFT, so this
 # ratio does not count it. One that fails later is counted, and may even count as good. The closed loop
 # left the slow requests out, and this ratio leaves out the lost ones: a server that refuses every second
-# request can have a perfect TTFT (one of the cures below is on its way there). So count them, too:
+# request can have a perfect TTFT (one of the cures below is on its way there). So count the lost requests, too:
 # `requests_refused_total` (where a server has no such metric, the gateway's log), and the reasons `error`
 # and `abort` of `request_success_total`. Alerts to begin with, in words:
 #
@@ -681,7 +685,7 @@ draw.dashboard(
 #
 # A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
 # need no change, and if it does not hand the problem upwards. A gateway that refuses requests
-# because the engine has too few batch slots hides the symptom. The refused clients have it now.
+# because the engine has too few batch slots hides the symptom: the clients that it refuses get no answer.
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Ask of each gauge: is it at its limit, and is it the reason?
@@ -699,7 +703,7 @@ draw.dashboard(
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
-#   hundreds or thousands of them, so a short stutter of a few requests may not reach it.
+#   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
 # cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
@@ -874,7 +878,7 @@ for length in (200, 6000):
 #
 # What does a client do when no answer comes? It gives up and sends again. Take a server that
 # answers one request after the other, ten per second; about seven requests per second arrive, at random
-# (7.5 in the minute that the cell counts). Clients give up after 3 s. At second 20, the server stands
+# (7.5 in this draw, over the two minutes). Clients give up after 3 s. At second 20, the server stands
 # still for 4 s. (This is a queue of 30 lines, `minigen_course/lab/retries.py`, without an engine: it is
 # about the clients.)
 #
@@ -884,11 +888,11 @@ for length in (200, 6000):
 # pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
 # seven new requests per second.)
 #
-# Five kinds of clients: no retries; three retries at once; three retries with **exponential
-# backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with a
-# **retry budget**, so that all retries together are at most 10 % of first tries; and retries at
-# once before a server that stops a request when its client has gone (chapter 51). How many of the
-# five have recovered at second 60?
+# Five kinds of clients: no retries; three retries, each at once after the try before it; three retries with
+# **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with
+# a **retry budget**, so that all retries together are at most 10 % of first tries; and retries at once before
+# a server that stops a request when its client has gone (chapter 51). How many of the five have recovered at
+# second 60?
 
 # %%
 guess_recover = predict("How many of the five kinds recover?", None, within=1)
@@ -940,11 +944,11 @@ guess_recover.compare(sum(recovered.values()))
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
 # of the cache is free, and still most first tokens take seconds.
 #
-# In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
-# a little, and then stops. The cell prints all gauges, and the one after it tries a knob on seed 3 that
-# is tempting, too (there, `*` marks what has changed).
-# Then use the picture: choose a seed, write a flag with its value, as in `--max-queue 4`, and press
-# Enter. (The faults stand in `mystery.py`. Open it afterwards.)
+# In every server, some knob in a wrong layer is tempting (the card still holds 3,300 blocks at most). In some
+# servers such a fix raises goodput a little, and then stops. The cell prints all gauges, and the one after it
+# tries a knob on seed 3 that is tempting, too (there, `*` marks what has changed). Then use the picture:
+# choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
+# `mystery.py`. Open it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -994,9 +998,9 @@ reveal(52, diagnose=my_diagnoses)
 # | 2 | 2 s | 5.0 s | 3.0 s |
 # | 3 | 3 s | 5.5 s | 2.5 s |
 #
-# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, percentile $p$ of $n$ values is number $\lceil p\,n /
-# 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number $\lceil 3.96
-# \rceil = 4$, 4 s. If one request had failed, its latency would be infinite, and so would p99.
+# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, percentile $p$ (in percent: 99 and not 0.99) of $n$ values is
+# number $\lceil p\,n / 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number
+# $\lceil 3.96 \rceil = 4$, 4 s. If one request had failed, its latency would be infinite, and so would p99.
 
 # %%
 task(52, "load_test")
@@ -1045,11 +1049,11 @@ reveal(52, load_test=mine)
 # %% [markdown]
 # ## Your turn: the capstone
 #
-# Thirty seconds of traffic: five chats per second, whose prompts share 800 tokens of instructions
-# behind four tokens that differ, a long document now and then, and a nightly job of 24 requests at
-# second 12. Chats and documents have the two objectives of this chapter, and the job's answers must
-# be complete within 30 s. You choose the flags, the precision of weights and cache, and what the
-# clients send.
+# Thirty seconds of traffic, a **trace** (a list of requests, each with its time of arrival, its prompt and
+# the length of its answer): five chats per second, whose prompts share 800 tokens of instructions behind four
+# tokens that differ, a long document now and then, and a nightly job of 24 requests at second 12. Chats and
+# documents have the two objectives of this chapter, and the job's answers must be complete within 30 s. You
+# choose the flags, the precision of weights and cache, and what the clients send.
 #
 # The cost is counted, so that it is the same on every machine. With the bytes that all steps read
 # and the FLOPs that they compute,
@@ -1128,9 +1132,11 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
-# And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*: the
-# longest wait is as before or a little longer, and the shortest one has become shorter. A quotient of two
-# extremes is a poor objective; the median, the tail and the gaps are better ones.
+# And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*,
+# although the server is better. The longest wait is as before or a little longer. The shortest one is that
+# of a short request on an idle engine. Neither knob changes it; it lasts some milliseconds, and chance
+# moves it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better
+# ones.
 #
 # ## The opening test, once more
 #

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
 # Threads make tiny products slower, on a busy machine much slower. Torch reads this when it is
@@ -24,6 +26,7 @@ ABSENT = {
     *("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS"),
     *("TTY_COMPATIBLE", "TTY_INTERACTIVE", "TERMINAL_WIDTH", "SHELL_COMPLETION"),
     *("PYTHONWARNINGS", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONINSPECT", "PYTHONVERBOSE"),
+    "PYTHONDONTWRITEBYTECODE",  # hundreds of processes would each compile the same files
     "VIRTUAL_ENV",  # that of the shell need not be the one that runs the tests
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"),
     *("MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -44,6 +47,7 @@ def pytest_configure() -> None:
         if name.upper() in ABSENT or is_of_a_family:
             del os.environ[name]
     os.environ.update(PINNED)
+    sys.dont_write_bytecode = False
 
 
 def pytest_runtest_setup() -> None:
@@ -89,6 +93,14 @@ def tiny_llm(tiny_directory: Path):
     from minigen import LLM
 
     return LLM.load(tiny_directory, weights="float32", max_num_seqs=4)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Run without the checks of shapes, for long runs of functions that other tests check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

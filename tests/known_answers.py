@@ -146,12 +146,16 @@ def is_as_known(known: Known, outcome: Outcome) -> bool:
     return len(outcome.passed) == outcome.num_checks and not outcome.ended
 
 
-def grade_chapter(chapter: str, jobs: int) -> Iterator[tuple[Known, Outcome]]:
+def graders(chapters: Sequence[str], jobs: int, seed: int | None = None) -> ProcessPoolExecutor:
+    """Return processes that fork a box for each answer to the exercises of these chapters."""
+    prepared = (assigned_in(list(chapters)), seed)
+    return ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, prepared)
+
+
+def grade_chapter(chapter: str, pool: ProcessPoolExecutor) -> Iterator[tuple[Known, Outcome]]:
     """Yield each known answer of a chapter with its outcome."""
     tried = list(known_answers(chapter))
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _prepare, (assigned_in([chapter]),)) as pool:
-        yield from zip(tried, pool.map(graded, tried), strict=True)
+    yield from zip(tried, pool.map(graded, tried), strict=True)
 
 
 def counts(chapter: str, found: Iterable[tuple[Known, Outcome]]) -> dict[str, int]:
@@ -198,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     wrongly = 0
     for chapter in options.chapters:
-        found = list(grade_chapter(chapter, options.jobs))
+        with graders([chapter], options.jobs) as pool:
+            found = list(grade_chapter(chapter, pool))
         rows[chapter] = counts(chapter, found)
         print(_row(headings()[chapter].name, rows[chapter]), flush=True)
         for known, outcome in found:

@@ -15,6 +15,8 @@ FIRST = [  # started last, these would keep one process busy after the others
     *("tests/test_41_processes.py", "tests/test_41_ends.py", "tests/test_33_paged_attention.py"),
     "tests/test_31_triton.py",
     *("tests/test_51_openapi.py", "tests/test_51_running.py", "tests/test_exercises.py"),
+    *("tests/test_assignments.py", "tests/test_kit.py", "tests/test_book.py"),
+    *("tests/test_instructors.py", "tests/test_speculation.py", "tests/test_tools.py"),
 ]
 PARTS = {
     "0": "the map",

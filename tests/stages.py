@@ -130,10 +130,12 @@ def replay(
     per_stage: int = 1,
     block_size: int = 4,
     num_blocks: int = 11,
+    dealt: SequenceOf[int] | None = None,
 ) -> list[Replay]:
     """Run the same steps on ranks that are threads, and return what each has done."""
     path = str(checkpoint.path)
-    settings = Settings(path, "float32", block_size, num_blocks, 1, num_stages, most)
+    sizes = (block_size, num_blocks, 1, num_stages, most)
+    settings = Settings(path, "float32", *sizes, dealt=dealt)
 
     def work(comm: Comm) -> Replay:
         trace, counters = Trace(), MessageCounters()

@@ -1,9 +1,11 @@
 """What chapter 41 runs, draws and plugs in: split layers, diverging ranks, messages over time."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
@@ -26,6 +28,7 @@ from minigen_course.ch41_tensor_parallel.lesson import (
 )
 from minigen_course.ch41_tensor_parallel.message_timing import seconds_by_bytes, time_all_reduces
 from minigen_course.grading.plug_in import using
+from minigen_course.lab.gpu_ranks import run_prompt
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 PROMPTS = [[5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1]]
@@ -54,6 +57,16 @@ def test_written_out_layers_on_threads_continue_as_the_whole_model_does(director
         calls.clear()
         assert continue_split(checkpoint, num_ranks, ids, 6, run_layer=mine) == expected
         assert len(calls) == 6 * num_ranks * llm.config.num_layers
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
+def test_ranks_of_gpus_interpreted_give_the_logits_of_plain_torch(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory)
+    found = run_prompt(checkpoint, 2, [5, 3, 8], num_layers=1)
+    assert len(found.logits) == 2
+    for logits in found.logits:
+        torch.testing.assert_close(logits, found.expected, atol=1e-4, rtol=1e-4)
+    assert found.num_messages == {"all_reduced": 3, "all_gathered": 1}
 
 
 def test_a_learners_shares_are_loaded_by_rank_0(

@@ -1,5 +1,6 @@
 """A context divided over real processes gives the answers of one, and ends as a whole."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -21,18 +22,12 @@ from minigen.parallel.comm import Comm, MessageCounters, local_comm
 from minigen.trace.timeline import Timeline
 from tests.processes import workers_of
 from tests.ranks import GREEDY, answers, save_eight_heads
+from tests.test_42_context_steps import tokens_of_200
 
 SAMPLED = SamplingParams(seed=3, n=2, max_tokens=12, temperature=0.8, ignore_eos=True)
 SOON = 5.0  # seconds
 
-# The program of one rank of a ring.
-PEER = """
-import sys
-from pathlib import Path
-from minigen.parallel.comm import local_comm
-from tests.test_42_context_processes import pass_round
-pass_round(local_comm(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
-"""
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # threads check them
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +54,17 @@ def pass_round(comm: Comm) -> list[torch.Tensor]:
             x = comm.shift(x)
         found.append(x)
     return found
+
+
+# The program of one rank of a ring, without this module's imports.
+PEER = f"""
+import sys
+from pathlib import Path
+import torch
+from minigen.parallel.comm import Comm, local_comm
+{inspect.getsource(pass_round)}
+pass_round(local_comm(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
+"""
 
 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.long)])
@@ -89,6 +95,7 @@ def test_answers_are_those_of_one_process_with_preemptions_and_shared_prefixes(
                 assert answers(llm, params) == answers(alone, params)
         assert counted.preemptions > 0
         assert counted.tokens_cached > 0
+        assert counted.blocks_copied > 0
         counters = MessageCounters()
         with llm.trace.subscribed(Timeline(on_message=counters)):
             llm.generate("abcdefgh" * 4, SamplingParams(max_tokens=2, ignore_eos=True))
@@ -103,6 +110,20 @@ def test_three_processes_give_the_answers_of_one(directory: Path) -> None:
     with divided(directory, 3, block_size=12) as llm:
         for params in (GREEDY, SAMPLED):
             assert answers(llm, params) == answers(alone, params)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_200_requests_with_preemptions_and_aborts_get_the_tokens_of_one_process(
+    directory: Path, num_ranks: int
+) -> None:
+    small: dict[str, Any] = {"block_size": 12, "num_blocks": 7, "max_num_seqs": 6}
+    with divided(directory, num_ranks, **small) as llm, llm.count_work() as counted:
+        found = tokens_of_200(llm)
+        assert llm.manager.num_available == 7
+    assert found == tokens_of_200(LLM.load(directory, weights="float32", **small))
+    assert sum(reason == "abort" for _, reason in found.values()) > 5
+    assert counted.preemptions > 5
 
 
 @pytest.mark.model

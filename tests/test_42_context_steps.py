@@ -48,7 +48,10 @@ def test_every_token_of_the_cache_is_on_one_rank_in_order(num_ranks: int) -> Non
         assert counts.max() - counts.min() <= slices.size
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    "num_ranks", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))]
+)
 def test_answers_are_those_of_one_rank_with_preemptions_and_shared_prefixes(
     directory: Path, num_ranks: int
 ) -> None:
@@ -106,6 +109,7 @@ def chunked_logits(llm: LLM, seed: int) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))]
@@ -174,6 +178,7 @@ def test_logits_of_a_prompts_middle_cost_one_sum(directory: Path) -> None:
     assert num_bytes >= rows * hidden * 4
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_verified_drafts_are_shared_or_divided_like_other_tokens(directory: Path) -> None:
     speculative = {"method": "ngram", "num_speculative_tokens": 8, "adaptive": False}
     alone = LLM.load(directory, weights="float32")
@@ -214,6 +219,7 @@ def tokens_of_200(llm: LLM) -> dict[int, tuple[list[int], str | None]]:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_200_requests_with_preemptions_and_aborts_get_the_tokens_of_one_rank(
     directory: Path, num_ranks: int

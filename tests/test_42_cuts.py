@@ -81,8 +81,13 @@ def test_a_ring_sends_keys_and_values_and_hides_them_where_it_can() -> None:
     assert found.sent_bytes == pytest.approx(3 * BIG.layers * block)
     alone = prefill_cost(BIG, NODES, ONE, 131_072).seconds
     assert found.seconds == pytest.approx(alone / 4, rel=0.01)
+    assert found.message_seconds == 0  # all of them are hidden
+    fast = prefill_cost(BIG, NODES, Layout(context=4), 4096)
     slow = prefill_cost(BIG, replace(NODES, inside=ETHERNET), Layout(context=4), 4096)
-    assert slow.seconds > prefill_cost(BIG, NODES, Layout(context=4), 4096).seconds
+    waits = slow.message_seconds - fast.message_seconds
+    assert 0 < slow.seconds - fast.seconds == pytest.approx(waits)
+    sent = slow.sent_bytes / ETHERNET.bandwidth + slow.num_messages * ETHERNET.latency
+    assert slow.message_seconds < sent  # computing hides a part of each
 
 
 def test_a_split_cache_divides_the_cache_and_not_the_weights() -> None:

@@ -56,7 +56,9 @@ def test_a_killed_stage_is_one_clear_error_soon_and_nothing_is_left(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_step_leaves_the_stages_together(directory: Path) -> None:
+def test_an_interrupted_step_leaves_the_stages_together_and_a_failure_of_rank_0_ends_them(
+    directory: Path,
+) -> None:
     endless = SamplingParams(max_tokens=110, ignore_eos=True, temperature=0)
     with staged(directory, 2) as llm:
         before = answers(llm, GREEDY)
@@ -67,9 +69,6 @@ def test_an_interrupted_step_leaves_the_stages_together(directory: Path) -> None
                 llm.generate(PROMPTS * 20, endless, progress=False)
         assert answers(llm, GREEDY) == before
 
-
-def test_a_failure_of_rank_0_in_a_step_ends_the_waiting_stages(directory: Path) -> None:
-    with staged(directory, 2) as llm:
         llm.engine.runner._runner.stage = None  # type: ignore[attr-defined]
         with pytest.raises(WorkerError, match="Rank 0 failed in the middle of a step"):
             llm.generate("abc", GREEDY)

@@ -1,9 +1,13 @@
-"""Stages as real processes: the answers of one process, under load, with torchrun, and refused."""
+"""Stages as real processes: the answers of one process, under load, with torchrun, and refused.
+
+Shapes are checked over threads, in `test_42_pipeline_stages.py`. A started pipeline serves several
+tests.
+"""
 
 import os
 import random
 import subprocess
-from contextlib import closing
+from collections.abc import Generator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,9 +33,30 @@ from tests.test_41_processes import TIE, TORCHRUN, parting_margin, text_of_one_r
 SAMPLED = SamplingParams(seed=3, n=2, max_tokens=12, temperature=0.8, ignore_eos=True)
 
 
+BLOCK = 2 * 16 * 2 * 8 * 4  # bytes per layer: keys and values of 16 tokens, 2 heads of 8
+MEMORY: dict[str, Any] = {"kv_cache_memory": 30 * BLOCK * NUM_LAYERS, "max_num_seqs": 64}
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_five_layers(tmp_path_factory.mktemp("staged"))
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> Generator[LLM, None, None]:
+    """Two stages with three micro-batches, and a KV cache of the usual size."""
+    with staged(directory, 2, num_micro_batches=3) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def drafting_pair(directory: Path) -> Generator[LLM, None, None]:
+    """Two stages that verify drafts, with a KV cache of some bytes."""
+    config = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
+    with staged(directory, 2, speculative_config=config, **MEMORY) as llm:
+        yield llm
 
 
 @pytest.mark.parametrize(
@@ -40,14 +65,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, 1),
         pytest.param(3, 1, marks=pytest.mark.long),
         pytest.param(4, 1, marks=pytest.mark.long),
-        (2, 2),
+        pytest.param(2, 2, marks=pytest.mark.long),
     ],
 )
 def test_answers_are_those_of_one_process_with_preemptions_and_shared_prefixes(
     directory: Path, num_stages: int, per_stage: int
 ) -> None:
     alone = LLM.load(directory, weights="float32", threads=1, **CROWDED)
+    before = workers_of(os.getpid())
     with staged(directory, num_stages, per_stage, **CROWDED) as llm:
+        assert len(workers_of(os.getpid())) == len(before) + num_stages * per_stage - 1
         said = llm.describe()
         assert said["ranks"] == f"{num_stages * per_stage} processes, over gloo"
         assert said["stages"].startswith(f"{num_stages}, layers 0-")
@@ -70,18 +97,18 @@ def test_answers_are_those_of_one_process_with_preemptions_and_shared_prefixes(
     assert counters.num_messages == {"broadcast": 2, "sent": 1, "received": 1, **of_tensors}
     with pytest.raises(EngineStoppedError):
         llm.generate("a", GREEDY)
+    assert workers_of(os.getpid()) == before, "closing ends all stages"
 
 
-def test_log_probabilities_are_equal_in_every_bit(directory: Path) -> None:
+def test_log_probabilities_are_equal_in_every_bit(directory: Path, pair: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
-    expected = list(exact_answers(in_turn(directory, 2), PROMPTS, params))
-    with staged(directory, 2) as llm:
-        assert list(exact_answers(llm, PROMPTS, params)) == expected
+    expected = list(exact_answers(in_turn(directory, 3), PROMPTS, params))
+    assert list(exact_answers(pair, PROMPTS, params)) == expected
 
 
-def test_the_trace_shows_every_micro_batch_of_every_stage_in_its_turn(directory: Path) -> None:
-    with staged(directory, 2, num_micro_batches=3) as llm, llm.record() as recorder:
-        llm.generate(PROMPTS, GREEDY, progress=False)
+def test_the_trace_shows_every_micro_batch_of_every_stage_in_its_turn(pair: LLM) -> None:
+    with pair.record() as recorder:
+        pair.generate(PROMPTS, GREEDY, progress=False)
     kept = [
         each for each in recorder.events if each.kind in (EventKind.STEP, EventKind.MICRO_BATCH)
     ]
@@ -109,24 +136,48 @@ def test_the_trace_shows_every_micro_batch_of_every_stage_in_its_turn(directory:
     assert {"stage 0", "stage 1"} <= tracks
 
 
-def test_speculation_runs_through_stages(directory: Path) -> None:
-    config = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
+def test_speculation_runs_through_stages(directory: Path, drafting_pair: LLM) -> None:
     prompts = ["abcabcabcabc", "xyzxyzxyz"]
     expected = LLM.load(directory, weights="float32").generate(prompts, GREEDY, progress=False)
-    with staged(directory, 2, speculative_config=config) as llm, llm.count_work() as counted:
-        found = llm.generate(prompts, GREEDY, progress=False)
+    with drafting_pair.count_work() as counted:
+        found = drafting_pair.generate(prompts, GREEDY, progress=False)
     assert counted.drafts > 0
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
 
 
-def test_the_stage_with_the_most_layers_sets_the_number_of_blocks(directory: Path) -> None:
-    block = 2 * 16 * 2 * 8 * 4  # bytes per layer: keys and values of 16 tokens, 2 heads of 8
-    memory: dict[str, Any] = {"kv_cache_memory": 30 * block * NUM_LAYERS, "max_num_seqs": 64}
-    of_one = LLM.load(directory, weights="float32", **memory).describe()["kv cache"]
+def test_the_stage_with_the_most_layers_sets_the_number_of_blocks(
+    directory: Path, drafting_pair: LLM
+) -> None:
+    """Each of 2 stages has memory for 75 blocks of a layer, and the first one has 3 layers."""
+    of_one = LLM.load(directory, weights="float32", **MEMORY).describe()["kv cache"]
     assert of_one.startswith("30 blocks")
-    with staged(directory, 2, **memory) as llm:
-        # Each of 2 stages has memory for 75 blocks of a layer, and the first one has 3 layers.
-        assert llm.describe()["kv cache"].startswith("25 blocks")
+    assert drafting_pair.describe()["kv cache"].startswith("25 blocks")
+
+
+@pytest.mark.parametrize(
+    ("dealt", "per_stage"),
+    [
+        ((4, 1), 1),
+        pytest.param((1, 1, 3), 1, marks=pytest.mark.long),
+        pytest.param((1, 4), 2, marks=pytest.mark.long),
+    ],
+)
+def test_layers_dealt_by_hand_give_every_bit_and_set_the_number_of_blocks(
+    directory: Path, dealt: tuple[int, ...], per_stage: int
+) -> None:
+    num_stages = len(dealt)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
+    with staged(directory, num_stages, per_stage, pipeline_layers=dealt, **MEMORY) as llm:
+        said, found = llm.describe(), list(exact_answers(llm, PROMPTS, params))
+    spans = stage_layers(NUM_LAYERS, num_stages, dealt)
+    layers = ", ".join(f"{each.start}-{each.stop - 1}" for each in spans)
+    assert said["stages"].startswith(f"{num_stages}, layers {layers};")
+    assert said["kv cache"].startswith(f"{30 * NUM_LAYERS // num_stages // max(dealt)} blocks")
+    if per_stage == 1:
+        assert found == list(exact_answers(in_turn(directory, num_stages), PROMPTS, params))
+        return
+    with staged(directory, num_stages, per_stage) as equal:
+        assert found == list(exact_answers(equal, PROMPTS, params))
 
 
 def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path) -> None:
@@ -135,6 +186,8 @@ def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path
         ({"pipeline_parallel_size": 0}, "from 1 to 64"),
         ({"pipeline_parallel_size": 2, "device": "cuda"}, "runs no stages"),
         ({"pipeline_parallel_size": 2, "kv_cache_dtype": "int4"}, "is split over 2 processes"),
+        ({"pipeline_layers": (3, 2)}, "of no use while pipeline_parallel_size is 1"),
+        ({"pipeline_parallel_size": 2, "pipeline_layers": "3,3"}, r"sum to 5, such as 3,2\."),
         ({"num_micro_batches": 2}, "of no use while pipeline_parallel_size is 1"),
         ({"pipeline_parallel_size": 2, "num_micro_batches": 0}, "from 1 to 65536"),
         (
@@ -156,17 +209,25 @@ def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path
             "pipeline_parallel_size above 1 needs minigen's own attention_backend",
         ),
     )
+    before = workers_of(os.getpid())
     for options, message in refused:
         with pytest.raises(OptionError, match=message):
             LLM.load(directory, **{"weights": "float32", **options})
-    assert workers_of(os.getpid()) == []
+    assert workers_of(os.getpid()) == before
 
 
-def on_torchrun(directory: Path, started: int, num_stages: int) -> "subprocess.CompletedProcess":
+def on_torchrun(
+    directory: Path, started: int, num_stages: int, per_stage: int
+) -> "subprocess.CompletedProcess":
     command = [*TORCHRUN, "--nproc-per-node", str(started)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += ["-m", "minigen", "generate", "-m", str(directory), "--weights", "float32", "abc"]
-    command += ["--pipeline-parallel-size", str(num_stages), "--tensor-parallel-size", "2"]
+    command += [
+        "--pipeline-parallel-size",
+        str(num_stages),
+        "--tensor-parallel-size",
+        str(per_stage),
+    ]
     return subprocess.run(
         [*command, "--max-tokens", "12"],
         capture_output=True,
@@ -176,16 +237,17 @@ def on_torchrun(directory: Path, started: int, num_stages: int) -> "subprocess.C
     )
 
 
-def test_stages_of_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("per_stage", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_stages_of_ranks_that_torchrun_started_are_joined(per_stage: int, tmp_path: Path) -> None:
     model = save_eight_heads(tmp_path)
-    done = on_torchrun(model, 4, 2)
+    done = on_torchrun(model, 2 * per_stage, 2, per_stage)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip("\n") == text_of_one_rank(model).strip("\n")
 
 
 @pytest.mark.long
 def test_another_number_of_ranks_than_torchrun_started_is_refused(directory: Path) -> None:
-    done = on_torchrun(directory, 3, 2)
+    done = on_torchrun(directory, 3, 2, 2)
     assert done.returncode != 0
     message = "pipeline_parallel_size 2 times tensor_parallel_size 2 is 4; they must be equal."
     assert f"torchrun started 3 ranks, but {message}" in done.stderr
@@ -290,25 +352,19 @@ def test_a_stage_has_the_memory_of_its_layers(default_model_path: Path, tmp_path
     nothing = save_five_layers(tmp_path)
     options: dict[str, Any] = {"kv_cache_memory": "24M", "num_micro_batches": 1}
 
+    others = workers_of(os.getpid())
+
     def bytes_of_workers(path: Path) -> list[int]:
         with staged(path, 3, **options) as llm:
             llm.generate("a", SamplingParams(max_tokens=4), progress=False)
-            return [own_bytes(worker) for worker in workers_of(os.getpid())]
+            return [own_bytes(worker) for worker in workers_of(os.getpid()) if worker not in others]
 
     checkpoint = open_checkpoint(default_model_path)
+    spans = stage_layers(checkpoint.config.num_layers, 3)
     whole = bytes_of_one(default_model_path) - bytes_of_one(nothing)
     pairs = zip(bytes_of_workers(nothing), bytes_of_workers(default_model_path), strict=True)
     for rank, (before, after) in enumerate(pairs, start=1):
-        own = stage_tensors(checkpoint.tensors, checkpoint.config, rank, 3)
+        own = stage_tensors(checkpoint.tensors, checkpoint.config, spans[rank])
         part = sum(prod(each.shape) for each in own.values()) / checkpoint.num_parameters
         print(f"\nrank {rank}: {(after - before) / 1e6:.0f} MB, one alone {whole / 1e6:.0f} MB")
         assert after - before <= whole * part + ALLOCATED
-
-
-def test_closing_ends_all_stages(directory: Path) -> None:
-    with closing(
-        LLM.load(directory, weights="float32", pipeline_parallel_size=2, threads=2)
-    ) as llm:
-        assert len(workers_of(os.getpid())) == 1
-        llm.close()
-        assert workers_of(os.getpid()) == []

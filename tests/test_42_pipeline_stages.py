@@ -1,6 +1,9 @@
 """Stages of layers: all ranks together compute what one process does, each with its own part."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import torch
 
 from minigen import SamplingParams
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.config import EngineConfig
 from minigen.errors import OptionError
 from minigen.kv_cache.paged import Batch
 from minigen.model.attention import attend_packed
@@ -17,6 +21,7 @@ from minigen.model.transformer import dense_linear
 from minigen.parallel.comm import SoloComm
 from minigen.parallel.pipeline import (
     Place,
+    balanced_layers,
     build_stage,
     check_stages,
     micro_batches,
@@ -30,29 +35,38 @@ from tests.ranks import PROMPTS
 from tests.stages import CROWDED, NUM_LAYERS, in_turn, replay, save_five_layers
 from tests.test_41_shard import held_bytes
 
-SAMPLED = SamplingParams(seed=3, n=2, max_tokens=5, temperature=0.8, ignore_eos=True)
+SAMPLED = SamplingParams(seed=3, n=2, max_tokens=4, temperature=0.8, ignore_eos=True)
 VARIANTS = ["llama", "llama-tied", "llama-biases", "qwen2-window", "qwen3-tied-biases"]
 Recorded = tuple[Checkpoint, list[Step], list[torch.Tensor]]
+Record = Callable[..., Recorded]
 
 
-def record(directory: Path, most: int, variant: str = "llama", **changes: Any) -> Recorded:
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return `record_once`, which computes what it has recorded once per module."""
+    return cache(lambda *case: record_once(tmp_path_factory.mktemp("staged"), *case))
+
+
+def record_once(directory: Path, most: int, variant: str = "llama") -> Recorded:
     """Return the steps of one process with too few blocks, and their logits in micro-batches."""
-    save_five_layers(directory, variant, **changes)
+    save_five_layers(directory, variant)
     llm = in_turn(directory, most, keeps=True, **CROWDED)
     with llm.count_work() as counted:
-        llm.generate(PROMPTS, SAMPLED, progress=False)
+        llm.generate([*PROMPTS[:3], PROMPTS[4]], SAMPLED, progress=False)
     assert counted.preemptions > 0
     assert counted.blocks_copied > 0
     runner: Any = llm.engine.runner
     steps, logits = zip(*runner.steps, strict=True)
+    assert max(len(micro_batches(step.batch, most)) for step in steps) == most
     return open_checkpoint(directory), list(steps), list(logits)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("most", "stage_counts"), [(1, (2, 4)), (3, (2, 3, 5))])
 def test_stages_give_every_bit_of_the_logits(
-    most: int, stage_counts: tuple[int, ...], tmp_path: Path
+    most: int, stage_counts: tuple[int, ...], record: Record
 ) -> None:
-    checkpoint, steps, expected = record(tmp_path, most)
+    checkpoint, steps, expected = record(most)
     for num_stages in stage_counts:
         first, *others = replay(checkpoint, steps, num_stages, most)
         assert all(map(torch.equal, first.logits, expected))
@@ -60,25 +74,38 @@ def test_stages_give_every_bit_of_the_logits(
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:])
-def test_stages_of_every_kind_of_model_give_every_bit(variant: str, tmp_path: Path) -> None:
-    checkpoint, steps, expected = record(tmp_path, 2, variant)
+def test_stages_of_every_kind_of_model_give_every_bit(variant: str, record: Record) -> None:
+    checkpoint, steps, expected = record(2, variant)
     assert all(map(torch.equal, replay(checkpoint, steps, 3, 2)[0].logits, expected))
 
 
-def test_split_stages_give_every_bit_that_split_layers_give(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(("variant", "dealt"), [("llama", (4, 1)), ("llama-tied", (1, 3, 1))])
+def test_stages_of_layers_dealt_by_hand_give_every_bit(
+    variant: str, dealt: tuple[int, ...], record: Record
+) -> None:
+    checkpoint, steps, expected = record(2, variant)
+    found = replay(checkpoint, steps, len(dealt), 2, dealt=dealt)
+    assert all(map(torch.equal, found[0].logits, expected))
+    assert [len(each.held.layers) for each in found] == list(dealt)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_split_stages_give_every_bit_that_split_layers_give(record: Record) -> None:
     """A sum over two ranks has one order; over one rank it has another, so that it is near."""
-    checkpoint, steps, expected = record(tmp_path, 2)
+    checkpoint, steps, expected = record(2)
     whole, *_ = replay(checkpoint, steps, 1, 2, per_stage=2)
     for mine, right in zip(whole.logits, expected, strict=True):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=0)
-    first, *_ = replay(checkpoint, steps, 2, 2, per_stage=2)
-    assert all(map(torch.equal, first.logits, whole.logits))
+    for dealt in (None, (1, 4)):
+        first, *_ = replay(checkpoint, steps, 2, 2, per_stage=2, dealt=dealt)
+        assert all(map(torch.equal, first.logits, whole.logits))
 
 
 @pytest.mark.parametrize("per_stage", [1, 2])
-def test_messages_and_their_bytes_are_those_of_the_formulas(per_stage: int, tmp_path: Path) -> None:
+def test_messages_and_their_bytes_are_those_of_the_formulas(per_stage: int, record: Record) -> None:
     num_stages, most = 3, 2
-    checkpoint, steps, _ = record(tmp_path, most)
+    checkpoint, steps, _ = record(most)
     config, hidden_bytes = checkpoint.config, 4 * checkpoint.config.hidden
     parts = [part for step in steps for part in micro_batches(step.batch, most)]
     with_rows = [part for part in parts if len(part.logits_rows)]
@@ -109,9 +136,9 @@ def test_messages_and_their_bytes_are_those_of_the_formulas(per_stage: int, tmp_
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama-tied"])
-@pytest.mark.parametrize("per_stage", [1, 2])
+@pytest.mark.parametrize(("per_stage", "dealt"), [(1, None), (2, None), (1, (1, 3, 1))])
 def test_a_rank_holds_the_bytes_of_its_layers_only(
-    variant: str, per_stage: int, tmp_path: Path
+    variant: str, per_stage: int, dealt: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
     checkpoint = open_checkpoint(save_five_layers(tmp_path, variant))
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -121,10 +148,11 @@ def test_a_rank_holds_the_bytes_of_its_layers_only(
     )
     embedding = tensors["model.embed_tokens.weight"].num_bytes
     norm, frequencies = config.hidden * 4, config.head_dim // 2 * 4
-    for rank, found in enumerate(replay(checkpoint, [], num_stages, 1, per_stage)):
+    ranks = replay(checkpoint, [], num_stages, 1, per_stage, dealt=dealt)
+    for rank, found in enumerate(ranks):
         place = Place(rank, num_stages * per_stage, num_stages)
-        num_layers = len(stage_layers(NUM_LAYERS, num_stages)[place.stage])
-        share = stage_bytes(tensors, config, place)
+        layers = stage_layers(NUM_LAYERS, num_stages, dealt)[place.stage]
+        num_layers, share = len(layers), stage_bytes(tensors, config, layers, place)
         assert held_bytes(found.held) == share.own + share.repeated + frequencies
         if per_stage == 1:
             ends = embedding * (place.is_first + place.is_last) + norm * place.is_last
@@ -141,7 +169,8 @@ def test_every_tensor_is_on_one_stage_and_a_tied_embedding_on_two(
 ) -> None:
     checkpoint = open_checkpoint(save_five_layers(tmp_path, variant))
     config, tensors = checkpoint.config, checkpoint.tensors
-    stages = [stage_tensors(tensors, config, each, num_stages) for each in range(num_stages)]
+    spans = stage_layers(NUM_LAYERS, num_stages)
+    stages = [stage_tensors(tensors, config, each) for each in spans]
     for name in tensors:
         owners = [number for number, stage in enumerate(stages) if name in stage]
         is_embedding = name == "model.embed_tokens.weight"
@@ -156,16 +185,16 @@ def test_a_stage_reads_no_byte_of_another_stage(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_five_layers(tmp_path))
     config, tensors = checkpoint.config, checkpoint.tensors
     make_linear = dense_linear(torch.float32)
-    for stage in range(3):
-        own = stage_tensors(tensors, config, stage, 3)
+    for layers in stage_layers(NUM_LAYERS, 3):
+        own = stage_tensors(tensors, config, layers)
         blinded = {
             name: each if name in own else replace(each, data=torch.full_like(each.data, 255))
             for name, each in tensors.items()
         }
         assert sum(each.dequantize().isnan().all().item() for each in blinded.values()) > 9
-        place, solo = Place(stage, 3, 3), SoloComm()
+        solo = SoloComm()
         alone, seeing = (
-            build_stage(config, each, torch.float32, make_linear, place, solo)
+            build_stage(config, each, torch.float32, make_linear, layers, solo)
             for each in (blinded, tensors)
         )
         x, positions = torch.ones(2, config.hidden), torch.arange(2)
@@ -189,6 +218,50 @@ def test_more_stages_than_layers_are_refused_with_the_counts_that_would_do(tmp_p
     with pytest.raises(OptionError, match=r"leaves a stage without .* values are 1 to 5\."):
         check_stages(config, 6)
     check_stages(config, 5)
+
+
+def test_layers_dealt_by_hand_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
+    config = open_checkpoint(save_five_layers(tmp_path)).config
+    message = r"4,2 are 6 layers, but the model has 5: give numbers that sum to 5, such as 3,2\."
+    with pytest.raises(OptionError, match=message):
+        check_stages(config, 2, (4, 2))
+    check_stages(config, 2, (4, 1))
+
+
+@pytest.mark.parametrize("value", ["", "3,", "3;2", "3,-2", (0, 5), (5.0, 1), (True, 4), [], 7])
+def test_what_are_no_numbers_of_layers_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match=r"whole numbers from 1 on, .* such as \(19, 11\) or"):
+        EngineConfig(pipeline_parallel_size=2, pipeline_layers=value)
+
+
+def test_layers_dealt_by_hand_must_be_those_of_all_stages() -> None:
+    with pytest.raises(OptionError, match=r"of no use while pipeline_parallel_size is 1; leave it"):
+        EngineConfig(pipeline_layers=(3, 2))
+    with pytest.raises(OptionError, match=r"has 2 numbers of layers, .* is 3; give 3 numbers, one"):
+        EngineConfig(pipeline_parallel_size=3, pipeline_layers=(3, 2))
+    for value in ((3, 2), [3, 2], "3,2", " 3 , 2"):
+        found = EngineConfig(pipeline_parallel_size=2, pipeline_layers=value)  # type: ignore[arg-type]
+        assert found.num_layers_of_stages == (3, 2)
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-tied"])
+@pytest.mark.parametrize("num_stages", range(1, 6))
+def test_balanced_layers_give_the_slowest_stage_the_least_work(
+    num_stages: int, variant: str, tmp_path: Path
+) -> None:
+    """Of all ways to deal 5 layers, with the head counted by its weights."""
+    checkpoint = open_checkpoint(save_five_layers(tmp_path, variant))
+    config, tensors = checkpoint.config, checkpoint.tensors
+    of_layer = sum(prod(each.shape) for name, each in tensors.items() if ".layers.0." in name)
+    head = config.vocab_size * config.hidden / of_layer
+
+    def slowest(dealt: tuple[int, ...]) -> float:
+        return max(*dealt[:-1], dealt[-1] + head) if num_stages > 1 else dealt[0] + head
+
+    every = product(range(1, NUM_LAYERS + 1), repeat=num_stages)
+    found = balanced_layers(tensors, config, num_stages)
+    check_stages(config, num_stages, found)
+    assert slowest(found) == min(slowest(each) for each in every if sum(each) == NUM_LAYERS)
 
 
 def batch_of_lengths(lengths: list[int], rows: list[int]) -> Batch:
@@ -241,7 +314,11 @@ def test_a_rank_alone_neither_sends_nor_receives() -> None:
 def test_the_bytes_of_all_ranks_are_the_file_and_what_is_repeated(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_five_layers(tmp_path, "llama-tied"))
     config, tensors = checkpoint.config, checkpoint.tensors
-    shares = [stage_bytes(tensors, config, Place(rank, 4, 2)) for rank in range(4)]
+    shares = [
+        stage_bytes(tensors, config, layers, Place(rank, 4, 2))
+        for layers, ranks in zip(stage_layers(NUM_LAYERS, 2), ((0, 1), (2, 3)), strict=True)
+        for rank in ranks
+    ]
     alone = [share_bytes(tensors, config, rank, 2) for rank in range(2)]
     embedding = tensors["model.embed_tokens.weight"].num_bytes
     assert sum(each.own for each in shares) == sum(each.own for each in alone) + embedding

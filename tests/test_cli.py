@@ -245,6 +245,9 @@ def test_info_shows_what_a_rank_of_each_stage_holds(tiny_directory: Path) -> Non
     lines = [[each.strip() for each in line.split("│")] for line in done.stdout.splitlines()]
     stages = [line[1:4] for line in lines if len(line) == 7 and line[1] in ("0", "1")]
     assert stages == [["0", "0-1", "0-1"], ["1", "2-3", "2-2"]]
+    assert "about equal work in a decode: --pipeline-layers" not in done.stdout
+    done = run("info", str(tiny_directory), *cut, "--pipeline-layers", "1,2")
+    assert "about equal work in a decode: --pipeline-layers 2,1" in done.stdout
     done = run("info", str(tiny_directory), "--pipeline-parallel-size", "4")
     assert done.returncode == 1
     assert "possible values are 1 to 3" in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -55,9 +56,13 @@ def answer(path: Path, text: str, dotted: str = "minigen.sampling.sampler.keep_t
 
 
 def keep_only(folder: Path, chapter: str) -> None:
-    """Keep one chapter in a workspace, because checking an untouched stub takes a process."""
-    for path in folder.rglob("*.ipynb"):
-        if not path.name.startswith(chapter):
+    """Keep one chapter in a workspace, because checking an untouched bug hunt takes a process."""
+    for path in (*folder.glob("*.ipynb"), *(folder / "exercises").iterdir()):
+        if path.name.startswith(chapter):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink()
 
 

@@ -3,9 +3,9 @@
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from minigen_course.handout.workspace import exercise_files
 from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
 from minigen_course.kit.cli import chapters_in, course
 from minigen_course.kit.collect import Cell, Submission, candidates, collect
-from minigen_course.kit.grade import Graded, _prepare, grade_all, grade_one
+from minigen_course.kit.grade import Graded, grade_all, grade_one
 from minigen_course.kit.report.feedback import feedback
 from minigen_course.kit.report.folder import SUMMARY, safe_name
 from minigen_course.kit.report.marks import MARKS
@@ -36,6 +36,7 @@ from tests.known_answers import (
     Known,
     grade_chapter,
     graded,
+    graders,
     is_as_known,
     table,
     tried,
@@ -122,6 +123,7 @@ BODIES = {
 }
 
 
+@cache
 def stub_file(name: str = "slots_of") -> str:
     return exercise_files()[f"22_paged/{name}.py"]
 
@@ -141,6 +143,13 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     store = tmp_path_factory.mktemp("store")
     graded = grade_all(collect(folder), assigned_in(["22"]), store, LIMITS, 2)
     return {each.student: each for each in graded}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ProcessPoolExecutor]:
+    """Two processes that fork the boxes: pytest's own has threads, and forks badly."""
+    with graders(["22"], jobs=2) as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -215,8 +224,10 @@ def test_names_of_canvas_and_moodle_are_understood(tmp_path: Path) -> None:
     ],
     ids=["itself", "a class of it", "a class of a class", "wrapped"],
 )
-def test_the_packages_own_class_in_another_form_has_no_marks(source: str) -> None:
-    outcome = in_a_worker(boxed_pool, source)
+def test_the_packages_own_class_in_another_form_has_no_marks(
+    workers: ProcessPoolExecutor, source: str
+) -> None:
+    outcome = workers.submit(boxed_pool, source).result()
     assert outcome.passed == ()
     assert outcome.ended == "uses the package's own part"
 
@@ -245,7 +256,7 @@ def test_an_answer_is_found_without_its_mark(tmp_path: Path) -> None:
     assert not list(candidates([path], "# exercise: minigen.other", "other"))
 
 
-def test_other_cells_help_and_do_not_harm(tmp_path: Path) -> None:
+def test_other_cells_help_and_do_not_harm(workers: ProcessPoolExecutor, tmp_path: Path) -> None:
     """A helper in another cell is used; a broken cell, a loop or a print is not run."""
     cells = [
         "while True: pass",
@@ -261,29 +272,27 @@ def test_other_cells_help_and_do_not_harm(tmp_path: Path) -> None:
     notebook = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
     path = tmp_path / "mine.ipynb"
     path.write_text(json.dumps(notebook), encoding="utf-8")
-    found = in_a_worker(grade_one, Submission("me", (path,)), assigned_in(["22"]), LIMITS)
+    submission = Submission("me", (path,))
+    found = workers.submit(grade_one, submission, assigned_in(["22"]), LIMITS).result()
     assert found["22_paged"][0].earned == 5, found["22_paged"][0]
 
 
-def test_answers_that_never_end_use_up_the_time_of_their_submission(tmp_path: Path) -> None:
+def test_answers_that_never_end_use_up_the_time_of_their_submission(
+    workers: ProcessPoolExecutor, tmp_path: Path
+) -> None:
     names = ("slots_of", "decode_slots", "attend_by_block")
     path = tmp_path / "mine.py"
     cells = (f"# exercise: {name}\ndef {name}(*a, **k):\n    while True: pass" for name in names)
     path.write_text("\n\n# %%\n".join(cells), encoding="utf-8")
     limits = Limits(seconds=1.0, submission_seconds=2.0)
-    found = in_a_worker(grade_one, Submission("me", (path,)), assigned_in(["22"]), limits)
+    submission = Submission("me", (path,))
+    found = workers.submit(grade_one, submission, assigned_in(["22"]), limits).result()
     whys = {grade.name: grade.why for grade in found["22_paged"]}
     assert all(whys[name].startswith("did not finish within 1 s") for name in names[:2]), whys
     assert whys[names[2]] == (
         "was not run: the answers to slots_of, decode_slots were stopped, and have used the 2 s of "
         "a submission"
     )
-
-
-def in_a_worker(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a call returns in a fresh process: pytest's own has threads, and forks badly."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (assigned_in(["22"]),)) as pool:
-        return pool.submit(call, *arguments).result()
 
 
 @pytest.mark.parametrize(
@@ -357,7 +366,8 @@ def run(*arguments: str) -> Any:
 
 
 def test_a_class_is_graded_twice_alike_and_continues(three: Path) -> None:
-    found = run(str(three), "--chapters", "22", "--seconds", "3")
+    grade = (str(three), "--chapters", "22", "--seconds", "3", "--jobs", "1")
+    found = run(*grade)
     assert found.exit_code == 0, found.output
     target = three.with_name("class-grades")
     with (target / MARKS).open(encoding="utf-8", newline="") as file:
@@ -372,7 +382,7 @@ def test_a_class_is_graded_twice_alike_and_continues(three: Path) -> None:
     assert len(stored) == 3
     text = stub_file().replace(EMPTY, RIGHT)
     (three / "bob" / "slots_of.py").write_text(text, encoding="utf-8")
-    found = run(str(three), "--chapters", "22", "--seconds", "3", "--again", "ada")
+    found = run(*grade, "--again", "ada")
     assert found.exit_code == 0, found.output
     now = {path: path.stat().st_mtime_ns for path in (target / "results").glob("*.json")}
     changed = {path.stem for path in now if now[path] != stored[path]}
@@ -407,9 +417,11 @@ LONG = pytest.mark.long
     "chapter",
     [each if each in ("16", "21", "22") else pytest.param(each, marks=LONG) for each in CHAPTERS],
 )
-def test_known_answers_are_graded_as_they_deserve(chapter: str) -> None:
+def test_known_answers_are_graded_as_they_deserve(
+    workers: ProcessPoolExecutor, chapter: str
+) -> None:
     """Right answers have full marks, stubs none, and every wrong answer loses some."""
-    found = list(grade_chapter(chapter, jobs=2))
+    found = list(grade_chapter(chapter, workers))
     wrongly = [known for known, outcome in found if not is_as_known(known, outcome)]
     assert wrongly == []
 
@@ -417,10 +429,12 @@ def test_known_answers_are_graded_as_they_deserve(chapter: str) -> None:
 @pytest.mark.parametrize(
     ("chapter", "name"), [(each, hunt.name) for each in HUNTS for hunt in hunts_of(each)]
 )
-def test_the_model_answer_of_a_bug_hunt_has_full_marks(chapter: str, name: str) -> None:
+def test_the_model_answer_of_a_bug_hunt_has_full_marks(
+    workers: ProcessPoolExecutor, chapter: str, name: str
+) -> None:
     """Its test makes instances of the package's class, which is closed to other answers."""
     known = Known(chapter, name, "right", PACKAGES)
-    outcome = in_a_worker(graded, known)
+    outcome = workers.submit(graded, known).result()
     assert is_as_known(known, outcome), outcome
 
 

@@ -2,10 +2,9 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,13 +22,14 @@ from minigen_course.kit.box import Limits
 from minigen_course.kit.cli import course
 from minigen_course.kit.collect import Submission, collect
 from minigen_course.kit.for_nbgrader import source_notebook
-from minigen_course.kit.grade import Grade, Graded, _prepare, grade_one
+from minigen_course.kit.grade import Grade, Graded, grade_one
 from minigen_course.kit.report.feedback import feedback
 from minigen_course.kit.report.folder import left_out
 from minigen_course.kit.report.marks import canvas, moodle
 from minigen_course.kit.report.summary import summary
 from minigen_course.kit.report.words import PAGE, WORDS, Table, answers_of, read_table, write_table
 from minigen_course.kit.tasks import Assigned, assigned_in, handed_in, named
+from tests.known_answers import graders
 
 SEED = 7
 QUICK = ("22", "23", "51")  # chapters with assignments that are graded in a few seconds
@@ -91,7 +91,7 @@ def test_answers_in_words_are_graded_by_a_person(released: dict[str, Any], tmp_p
     save(handed / "hoppergrace_13_23_22_paged.ipynb", released)
 
     def grade() -> Any:
-        words = ["grade", str(handed), "--course", str(built), "--seconds", "5"]
+        words = ["grade", str(handed), "--course", str(built), "--seconds", "5", "--jobs", "1"]
         return CliRunner().invoke(course, words)
 
     found = grade()
@@ -194,6 +194,13 @@ def test_a_row_that_a_person_added_stays(tmp_path: Path) -> None:
     assert Table() == read_table(tmp_path / "none.csv")
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ProcessPoolExecutor]:
+    """A process that forks the boxes: pytest's own has threads, and forks badly."""
+    with graders(QUICK, jobs=1, seed=SEED) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -201,14 +208,15 @@ def test_a_row_that_a_person_added_stays(tmp_path: Path) -> None:
         for each in assigned_in(list(CHAPTERS))
     ],
 )
-def test_the_model_answers_of_an_assignment_have_full_marks(name: str, tmp_path: Path) -> None:
+def test_the_model_answers_of_an_assignment_have_full_marks(
+    worker: ProcessPoolExecutor, name: str, tmp_path: Path
+) -> None:
     """A notebook with solutions, as the instructor has it, is graded with a course's cases."""
     (assigned,) = (each for each in assigned_in(list(CHAPTERS)) if each.name == name)
     (model,) = (each for each in assignments_of(assigned.chapter, SEED) if each.name == name)
     path = save(tmp_path / f"{name}.ipynb", source_notebook(model))
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, ((assigned,), SEED)) as pool:
-        submission = Submission("ada", (path,))
-        grades = pool.submit(grade_one, submission, [assigned], Limits(60.0), SEED).result()[name]
+    submission = Submission("ada", (path,))
+    grades = worker.submit(grade_one, submission, [assigned], Limits(60.0), SEED).result()[name]
     lost = [each for each in grades if each.earned < each.points]
     assert lost == []
     parts = [each.name for each in model.items if each.kind != "written"]
@@ -345,14 +353,13 @@ def _run_or_error(chapter: str, name: str, part: Any) -> str:
         return f"raised {type(error).__name__}"
 
 
-def test_an_engine_shows_what_a_part_does() -> None:
+def test_an_engine_shows_what_a_part_does(worker: ProcessPoolExecutor) -> None:
     """Right parts do what the package's do, however they are written; many mistakes show.
 
     It is run in another process, where no annotation refuses a learner's class.
     """
     known = list(engine_run.VISIBLE)
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = list(pool.map(runs_of, *zip(*known, strict=True)))
+    found = list(worker.map(runs_of, *zip(*known, strict=True)))
     for (chapter, name), (right, wrong) in zip(known, found, strict=True):
         assert set(right) == {right[0]}, name
         assert engine_run.read_run(right[0]) is not None

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ MAX_LINES = 500
 FOLDERS = (*PACKAGES, "tests", "tools", "benchmarks")
 
 
+@cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -66,9 +68,10 @@ def imports_of(path: Path) -> set[str]:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found & set(modules())
+    return found & modules().keys()
 
 
+@cache
 def order_of_chapters() -> dict[str, int]:
     return {
         module: place for place, chapter in enumerate(read_chapters()) for module in chapter.modules

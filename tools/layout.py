@@ -65,11 +65,8 @@ def imported(path: Path, *, everywhere: bool = True) -> set[str]:
             found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
-    return {
-        name
-        for name in found & set(files())
-        if not any(other.startswith(name + ".") for other in found & set(files()))
-    }
+    own = found & files().keys()
+    return {name for name in own if not any(other.startswith(name + ".") for other in own)}
 
 
 def closure(start: str) -> set[str]:
@@ -95,9 +92,13 @@ def homes(name: str) -> list[str]:
     return [
         module
         for module, path in modules().items()
-        if module.startswith("minigen.")
-        and name in set(_with_default(ast.parse(path.read_text(encoding="utf-8"))))
+        if module.startswith("minigen.") and name in _defaults(path)
     ]
+
+
+@cache
+def _defaults(path: Path) -> frozenset[str]:
+    return frozenset(_with_default(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def _with_default(tree: ast.Module) -> Iterator[str]:
@@ -136,8 +137,11 @@ def trace_folds() -> list[str]:
     member = re.compile(r"\bEventKind\.[A-Z]")
     found = []
     for name, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        if "EventKind" not in text:
+            continue
         compared: list[ast.AST | None] = []
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Compare():
                     compared += [node.left, *node.comparators]

@@ -5,7 +5,8 @@ output (the mean of the set's values, weighted by softmax over the set alone) an
 log of the sum of exp(score) over the set's keys. Return the output and the `lse` over both
 sets, as if all keys had been in one. Scores may be large, so exp(lse) alone may overflow. A
 token that sees no key of a set has an `lse` of -inf there, and any finite output, which must
-not count. If it sees no key of both, return 0 and -inf. The four given tensors must not change.
+not count. If it sees no key of either, return 0 and -inf. The four given tensors must not
+change.
 
 Check it:     minigen check exercises/42_pipeline/merge_parts.py
 With a hint:  minigen check exercises/42_pipeline/merge_parts.py --hint 1
@@ -43,6 +44,6 @@ def merge_parts(
 
     `out` is the weighted mean of a set's values, and `lse` the log of the sum of exp(score) over
     its keys. A token that sees no key of a set has an `lse` of -inf there, and any finite `out`. If
-    it sees no key of both, its result is 0 with an `lse` of -inf.
+    it sees no key of either, its result is 0 with an `lse` of -inf.
     """
     raise NotImplementedError  # your turn

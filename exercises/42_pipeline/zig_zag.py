@@ -17,8 +17,10 @@ Try it, in a notebook or a script, with `mine` as your part:
         print(f"{name:<8} pairs of query and key by rank: {pairs}")
 
 Harder: Striped attention gives rank r the positions r, r + n, r + 2 n and so on. Compare its
-pairs by turn and rank with those of zig-zag (`ring_pairs`). Which one is more even in each
-turn, and what does a kernel that works on blocks of keys think of the other?
+pairs by turn and rank with those of zig-zag (`ring_pairs`). Then look at one block: which of
+its pairs are masked? A kernel works on square tiles of queries and keys, and skips a tile only
+if all of it is masked. In which turns does each of the two ways have tiles that are half
+masked?
 """
 
 # exercise: minigen_course.ch42_pipeline.reference.zig_zag

@@ -17,7 +17,7 @@ Try it, in a notebook or a script, with `mine` as your part:
 
 Harder: In each mystery server something else is full after your cure, or nothing is. Ask
 whether the bottleneck has moved: which second knob (mystery prints them all) would you turn
-next, and on which gauge would you see that you need not?
+next? If you need none, which gauge shows that?
 """
 
 # exercise: minigen_course.ch52_slo.mystery.diagnose

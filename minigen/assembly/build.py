@@ -275,7 +275,8 @@ def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
     if options.num_blocks is not None:
         return options.num_blocks
     num_stages = options.pipeline_parallel_size
-    num_layers = num_stages * -(-config.num_layers // num_stages)
+    most = -(-config.num_layers // num_stages)
+    num_layers = num_stages * max(options.num_layers_of_stages or [most])
     block_bytes = num_layers * options.block_size * plan.kv_bytes
     usable = options.max_num_seqs * blocks_needed(config.max_positions, options.block_size)
     kv_bytes = options.kv_bytes or plan.default_kv_bytes

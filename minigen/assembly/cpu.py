@@ -146,7 +146,8 @@ class CpuPlan:
             return {}
         from minigen.parallel.pipeline import stage_layers
 
-        spans = stage_layers(self.checkpoint.config.num_layers, num_stages)
+        dealt = self.options.num_layers_of_stages
+        spans = stage_layers(self.checkpoint.config.num_layers, num_stages, dealt)
         layers = ", ".join(f"{each.start}-{each.stop - 1}" for each in spans)
         most = self.options.num_micro_batches or num_stages
         return {"stages": f"{num_stages}, layers {layers}; up to {most} micro-batches per step"}
@@ -229,6 +230,7 @@ class CpuPlan:
             num_stages,
             options.num_micro_batches or num_stages,
             "context" if options.context_parallel_size > 1 else "tensor",
+            options.num_layers_of_stages,
         )
         ranks, most = options.num_ranks, options.max_num_batched_tokens
         driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
@@ -265,7 +267,8 @@ def plan(
     if options.pipeline_parallel_size > 1:
         from minigen.parallel.pipeline import check_stages
 
-        check_stages(checkpoint.config, options.pipeline_parallel_size)
+        num_stages, dealt = options.pipeline_parallel_size, options.num_layers_of_stages
+        check_stages(checkpoint.config, num_stages, dealt)
     return found
 
 

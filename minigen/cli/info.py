@@ -25,7 +25,13 @@ from minigen.checkpoint.gguf import read_gguf
 from minigen.checkpoint.safetensors import header_bytes, read_header
 from minigen.config import EngineConfig
 from minigen.errors import FileFormatError, MinigenError
-from minigen.parallel.pipeline import Place, check_stages, stage_bytes, stage_layers
+from minigen.parallel.pipeline import (
+    Place,
+    balanced_layers,
+    check_stages,
+    stage_bytes,
+    stage_layers,
+)
 from minigen.parallel.sharding import check_ranks
 from minigen.progress import shown_progress
 
@@ -221,19 +227,24 @@ def _stage_table(checkpoint: Checkpoint, options: EngineConfig) -> Table:
     """Return what a rank of each stage has: its layers, and bytes of the file and per token."""
     config, tensors = checkpoint.config, checkpoint.tensors
     num_stages, per_stage = options.pipeline_parallel_size, options.tensor_parallel_size
-    check_stages(config, num_stages)
+    check_stages(config, num_stages, options.num_layers_of_stages)
     check_ranks(config, tensors, options.weights, per_stage)
     table = Table(title="a rank of each stage", title_justify="left")
     table.add_column("stage")
     for column in ("ranks", "layers", "of the file", "KV per token, bfloat16"):
         table.add_column(column, justify="right")
     token = 2 * max(config.kv_heads // per_stage, 1) * config.head_dim * _BYTES_OF["bfloat16"][1]
-    for stage, layers in enumerate(stage_layers(config.num_layers, num_stages)):
+    spans = stage_layers(config.num_layers, num_stages, options.num_layers_of_stages)
+    for stage, layers in enumerate(spans):
         place = Place(stage * per_stage, options.num_ranks, num_stages)
-        read = stage_bytes(tensors, config, place)
+        read = stage_bytes(tensors, config, layers, place)
         ranks = f"{place.rank}" if per_stage == 1 else f"{place.rank}-{place.of_stage.stop - 1}"
         sizes = (_size(read.own + read.repeated), _size(token * len(layers)))
         table.add_row(str(stage), ranks, f"{layers.start}-{layers.stop - 1}", *sizes)
+    balanced = balanced_layers(tensors, config, num_stages)
+    if balanced != tuple(map(len, spans)):
+        dealt = ",".join(map(str, balanced))
+        table.caption = f"about equal work in a decode: --pipeline-layers {dealt}"
     return table
 
 

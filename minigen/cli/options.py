@@ -53,8 +53,8 @@ def takes_engine_options(command: Command) -> Command:
 
 
 def takes_cut(command: Command) -> Command:
-    """Add the numbers of ranks that a model is cut for to `command(options, ...)`."""
-    cuts = ("tensor_parallel_size", "pipeline_parallel_size")
+    """Add how a model is cut for several ranks to `command(options, ...)`."""
+    cuts = ("tensor_parallel_size", "pipeline_parallel_size", "pipeline_layers")
     flags = [flag(each, "info", "Stages") for each in fields(EngineConfig) if each.name in cuts]
     return with_options(command, flags, lambda typed: typed)
 

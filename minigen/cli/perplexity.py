@@ -26,7 +26,8 @@ FEW_WINDOWS = 10  # a bootstrap over fewer gives intervals that are too narrow
 # The engine's options that change what is measured; the others would have no effect.
 _ENGINE = (
     *("weights", "threads", "block_size", "kv_cache_dtype", "attention_backend"),
-    *("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size", "device"),
+    *("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size"),
+    *("pipeline_layers", "device"),
 )
 _OF_REFERENCE = ("threads", "device")
 

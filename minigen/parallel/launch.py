@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,7 @@ class Settings:
     num_stages: int = 1
     max_micro_batches: int = 1
     cut: str = "tensor"  # a shard of the weights on each rank; "context": a part of the tokens
+    dealt: SequenceOf[int] | None = None  # the layers of each stage; equal numbers if None
 
 
 def start_driver(
@@ -334,7 +336,7 @@ def load_stage(
     dtype, config = DTYPES[settings.form], checkpoint.config
     place = Place(comm.rank, comm.num_ranks, settings.num_stages)
     of_stage = comm.subgroup(place.of_stage) if place.ranks_per_stage > 1 else SoloComm()
-    layers = stage_layers(config.num_layers, settings.num_stages)[place.stage]
+    layers = stage_layers(config.num_layers, settings.num_stages, settings.dealt)[place.stage]
     smaller = local_config(config, of_stage.rank, of_stage.num_ranks)
     sizes = (smaller.kv_heads, settings.block_size, smaller.head_dim)
     with memory_for(settings.num_blocks, settings.block_size):
@@ -342,7 +344,7 @@ def load_stage(
     make_linear, finish_head = linears(settings.form, settings.num_threads)
     with one_thread():
         stage = build_stage(
-            config, checkpoint.tensors, dtype, make_linear, place, of_stage, finish_head
+            config, checkpoint.tensors, dtype, make_linear, layers, of_stage, finish_head
         )
     untraced = comm.comm if isinstance(comm, TracedComm) else comm
     return StageRunner(

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 
 import torch
 from jaxtyping import Float, Int64
@@ -51,7 +52,7 @@ from minigen.protocols import Attend, Linear
 from minigen.trace.events import EventKind, Trace
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NORM = "model.norm.weight"
+_NORM, _LAYERS = "model.norm.weight", "model.layers."
 
 
 @dataclass(frozen=True)
@@ -105,37 +106,69 @@ class Place:
         return range(start, start + self.ranks_per_stage)
 
 
-def stage_layers(num_layers: int, num_stages: int) -> list[range]:
-    """Return the layers of each stage. The first stages have one more if they do not divide.
+def stage_layers(
+    num_layers: int, num_stages: int, dealt: SequenceOf[int] | None = None
+) -> list[range]:
+    """Return the layers of each stage: as many as `dealt` says, or else equal numbers.
 
-    The last stage has the output head, so that it gets none of the layers that are left over.
+    If equal numbers do not divide, the first stages have one more. The last stage has the output
+    head, so that it gets none of the layers that are left over.
 
     >>> stage_layers(8, 3)
     [range(0, 3), range(3, 6), range(6, 8)]
+    >>> stage_layers(8, 3, (4, 3, 1))
+    [range(0, 4), range(4, 7), range(7, 8)]
     """
     each, rest = divmod(num_layers, num_stages)
-    starts = [stage * each + min(stage, rest) for stage in range(num_stages + 1)]
-    return [range(start, stop) for start, stop in pairwise(starts)]
+    sizes = dealt or [each + (stage < rest) for stage in range(num_stages)]
+    return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
 
-def check_stages(config: ModelConfig, num_stages: int) -> None:
-    """Raise `OptionError` if the model has fewer layers than stages."""
+def balanced_layers(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, num_stages: int
+) -> tuple[int, ...]:
+    """Return numbers of layers for which all stages multiply by about as many weights in a decode.
+
+    The output head counts as the layers that have as many weights (with int4 it has more bytes than
+    these, so that it takes longer). The embedding counts nothing, because it only looks rows up.
+    """
+    in_layers = sum(prod(each.shape) for name, each in tensors.items() if _LAYERS in name)
+    head = prod(tensors[_EMBEDDING if config.tied_embeddings else _HEAD].shape)
+    sizes = [1] * num_stages
+    work = [1.0] * (num_stages - 1) + [1 + config.num_layers * head / in_layers]
+    for _ in range(config.num_layers - num_stages):
+        least = work.index(min(work))
+        sizes[least] += 1
+        work[least] += 1
+    return tuple(sizes)
+
+
+def check_stages(
+    config: ModelConfig, num_stages: int, dealt: SequenceOf[int] | None = None
+) -> None:
+    """Raise `OptionError` if a stage gets no layer, or if the layers dealt are not the model's."""
     if num_stages > config.num_layers:
         raise OptionError(
             f"pipeline_parallel_size {num_stages} leaves a stage without a layer: the model has "
             f"{config.num_layers}, so possible values are 1 to {config.num_layers}."
         )
+    if dealt is not None and sum(dealt) != config.num_layers:
+        equal = ",".join(str(len(each)) for each in stage_layers(config.num_layers, num_stages))
+        raise OptionError(
+            f"pipeline_layers {','.join(map(str, dealt))} are {sum(dealt)} layers, but the model "
+            f"has {config.num_layers}: give numbers that sum to {config.num_layers}, such as "
+            f"{equal}."
+        )
 
 
 def stage_tensors(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, stage: int, num_stages: int
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, layers: range
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a stage under their own names, still in the file.
+    """Return the tensors of the stage with these layers, under their own names, still in the file.
 
     The embedding is on the first stage and, if it is also the output head, on the last one.
     """
-    is_first, is_last = stage == 0, stage == num_stages - 1
-    layers = stage_layers(config.num_layers, num_stages)[stage]
+    is_first, is_last = layers.start == 0, layers.stop == config.num_layers
     own = {
         _EMBEDDING: is_first or (is_last and config.tied_embeddings),
         _NORM: is_last,
@@ -143,7 +176,7 @@ def stage_tensors(
     }
 
     def has(name: str) -> bool:
-        if name.startswith("model.layers."):
+        if name.startswith(_LAYERS):
             return int(name.split(".")[2]) in layers
         return own.get(name, True)
 
@@ -151,13 +184,13 @@ def stage_tensors(
 
 
 def stage_bytes(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, place: Place
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, layers: range, place: Place
 ) -> ShareBytes:
-    """Return the bytes that a rank reads of the file.
+    """Return the bytes that a rank of the stage with these layers reads of the file.
 
     A tied embedding counts as `own` on the first and on the last stage.
     """
-    own = stage_tensors(tensors, config, place.stage, place.num_stages)
+    own = stage_tensors(tensors, config, layers)
     rank_in_stage = place.rank - place.of_stage.start
     return share_bytes(own, config, rank_in_stage, place.ranks_per_stage)
 
@@ -213,39 +246,37 @@ def build_stage(
     tensors: Mapping[str, StoredTensor],
     dtype: torch.dtype,
     make_linear: MakeLinear,
-    place: Place,
+    layers: range,
     comm: Comm,
     finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
 ) -> Stage:
-    """Build a rank's share of its stage; `comm` connects the ranks of the stage."""
+    """Build a rank's share of the stage with these layers; `comm` connects the stage's ranks."""
     rank, num_ranks = comm.rank, comm.num_ranks
-    own = stage_tensors(tensors, config, place.stage, place.num_stages)
+    is_first, is_last = layers.start == 0, layers.stop == config.num_layers
+    own = stage_tensors(tensors, config, layers)
     shares = shard_tensors(own, config, rank, num_ranks)
     smaller = local_config(config, rank, num_ranks)
-    layers = (
-        build_layer(shares, layer_id, dtype, make_linear)
-        for layer_id in stage_layers(config.num_layers, place.num_stages)[place.stage]
-    )
+    built = (build_layer(shares, layer_id, dtype, make_linear) for layer_id in layers)
     embedding = None
     if _EMBEDDING in shares:
         embedding = shares[_EMBEDDING].dequantize(dtype)
         shares[_EMBEDDING].release_pages()
     head: Linear | None = None
-    if place.is_last and config.tied_embeddings:
+    if is_last and config.tied_embeddings:
         assert embedding is not None
         head = finish_head(DenseLinear(embedding, None, (smaller.vocab_size,)))
-    elif place.is_last:
+    elif is_last:
         head = make_linear([shares[_HEAD]], [])
     return Stage(
         layers=tuple(
             replace(each, out=SummedLinear(each.out, comm), down=SummedLinear(each.down, comm))
-            for each in layers
+            for each in built
         ),
         frequencies=build_frequencies(config, shares),
         head_dim=config.head_dim,
         norm_eps=config.norm_eps,
-        embedding=embedding if place.is_first else None,
-        norm=shares[_NORM].dequantize(dtype) if place.is_last else None,
+        embedding=embedding if is_first else None,
+        norm=shares[_NORM].dequantize(dtype) if is_last else None,
         head=None if head is None else GatheredHead(head, comm, config.vocab_size),
         comm=comm,
         first_token=span(config, "vocab", rank, num_ranks).start,

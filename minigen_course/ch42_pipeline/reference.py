@@ -95,7 +95,7 @@ def merge_parts(
 
     `out` is the weighted mean of a set's values, and `lse` the log of the sum of exp(score) over
     its keys. A token that sees no key of a set has an `lse` of -inf there, and any finite `out`. If
-    it sees no key of both, its result is 0 with an `lse` of -inf.
+    it sees no key of either, its result is 0 with an `lse` of -inf.
     """
     merged = torch.logaddexp(lse, other_lse)
     shift = merged.masked_fill(merged == -torch.inf, 0.0)  # -inf less -inf would be nan

@@ -146,7 +146,7 @@ def a_token_that_sees_nothing_there(part: MergeParts) -> None:
 
 
 def a_token_that_sees_nothing_at_all(part: MergeParts) -> None:
-    """tokens that see no key of both parts:"""
+    """tokens that see no key of either part:"""
     out, lse = _random(8, 2, 2, 3), _random(9, 2, 2)
     lse[0] = -torch.inf
     other_out, other_lse = _random(10, 2, 2, 3), lse.clone()

@@ -382,7 +382,7 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         f"wait when the {most_at_once} slots are full. (In the first step "
         f"{wide.moments[0].waiting} wait, because a step computes at most "
         f"{knobs.max_num_batched_tokens:,} tokens.) For such a batch job the objective is wrong. "
-        "Nothing waits for its first token, so judge it by tokens per second.",
+        "No person waits for its first token, so judge it by tokens per second.",
     )
 
 

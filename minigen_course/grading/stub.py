@@ -8,6 +8,8 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -94,20 +96,23 @@ def _empty() -> None:
 def source_of(dotted: str) -> str:
     """Return the source of a module's function or class, without importing the module."""
     module, _, name = dotted.rpartition(".")
-    text = _text_of(module)
+    lines, tree = _parsed(module)
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    for node in ast.parse(text).body:
+    for node in tree.body:
         if isinstance(node, kinds) and node.name == name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+            return "\n".join(lines[first - 1 : node.end_lineno])
     raise AttributeError(f"The module {module} defines no {name}.")
 
 
-def _text_of(module: str) -> str:
+@cache  # a sheet asks several times for each of several parts of a module
+def _parsed(module: str) -> tuple[list[str], ast.Module]:
+    """Return the lines of a module, and its tree, which callers share and do not change."""
     found = find_spec(module)
     assert found is not None, f"there is no module {module}"
     assert found.origin is not None, f"{module} has no file"
-    return Path(found.origin).read_text(encoding="utf-8")
+    text = Path(found.origin).read_text(encoding="utf-8")
+    return text.splitlines(), ast.parse(text)
 
 
 def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -123,9 +128,9 @@ def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) 
 def imports_of(module: str, code: ast.Module, needs: Sequence[str] = ()) -> list[str]:
     """Return the lines that import the names that `code` takes from `module`, and `needs`."""
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)} | set(needs)
-    tree = ast.parse(_text_of(module))
+    _, tree = _parsed(module)
     found = []
-    for node in _statements(tree):
+    for node in map(copy, _statements(tree)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each for each in node.names if (each.asname or each.name) in used]
             used -= {each.asname or each.name for each in names}

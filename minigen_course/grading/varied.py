@@ -7,7 +7,7 @@ differ from one cohort to the next.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -69,9 +69,13 @@ def own_check(exercise: Exercise, seed: int) -> Check:
     varied = varied_of(exercise.chapter)[exercise.name]
     solution = exercise.solution  # as it is now: a grader closes the package's own part later
 
+    @cache  # for the next part that is checked
+    def right_result(number: int) -> Any:
+        return varied.result(solution, seed, exercise.name, number)
+
     def on_other_inputs(part: Any) -> None:
         for number in range(1, varied.num_cases + 1):
-            right = varied.result(solution, seed, exercise.name, number)
+            right = right_result(number)
             found = varied.result(part, seed, exercise.name, number)
             inputs = shown_inputs(varied, exercise, seed, number)
             what = f"case {number} of {varied.num_cases}, with {inputs}"

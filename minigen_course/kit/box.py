@@ -28,6 +28,7 @@ import psutil
 
 from minigen_course.grading.exercise import Check, Wrong
 from minigen_course.grading.hunt import Caught
+from minigen_course.grading.namespaces import first_change, namespaces_now
 from minigen_course.grading.stub import STILL_EMPTY, find_object, is_stub
 from minigen_course.handout.answers import defined_by
 from minigen_course.kit.collect import Cell
@@ -277,7 +278,7 @@ def _judge(
     home: Path,
 ) -> Any:
     """Say what each check finds, and the end; return the part, None if something ended it early."""
-    before = _minigen_now()
+    before = namespaces_now(CHECKED)
     module = ModuleType("__main__")
     sys.addaudithook(_guard(home))
     try:
@@ -288,7 +289,7 @@ def _judge(
             return None
         for number, check in enumerate(checks, 1):
             say(number, _verdict(check, part))
-            changed = _changed(before)
+            changed = first_change(before)
             if changed:
                 say("end", f"changes minigen itself: {changed}")
                 return None
@@ -400,34 +401,6 @@ def _caused_by_an_answer(frame: Any) -> bool:
 
 def _inside(path: str, home: Path) -> bool:
     return Path(path).resolve().is_relative_to(home.resolve())
-
-
-def _minigen_now() -> dict[tuple[str, str], int]:
-    """Return what the names in minigen, torch and builtins stand for, also those of classes."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in OWN and name not in CHECKED:
-            continue
-        for key, value in list(vars(module).items()):
-            if callable(value):
-                found[name, key] = id(value)
-            if isinstance(value, type) and value.__module__ == name:
-                found |= {
-                    (f"{name}.{key}", each): id(inner)
-                    for each, inner in list(vars(value).items())
-                    if callable(inner)
-                }
-    return found
-
-
-def _changed(before: dict[tuple[str, str], int]) -> str:
-    """Return a name that no longer stands for the same, or that a class did not have before."""
-    now = _minigen_now()
-    for (place, name), value in before.items():
-        if now.get((place, name)) != value:
-            return f"{place}.{name}"
-    classes = {place for place, _ in before} - sys.modules.keys()
-    return next((f"{a}.{b}" for a, b in now.keys() - before.keys() if a in classes), "")
 
 
 def _watch(box: int, limits: Limits) -> str:

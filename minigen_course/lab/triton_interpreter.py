@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from threading import RLock
 from tokenize import TokenError
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -85,6 +86,7 @@ def bytes_required(accesses: list[Access]) -> int:
 
 
 HAS_TRITON = find_spec("triton") is not None
+_LAUNCH = RLock()  # the interpreter keeps the place in the grid in one variable of all threads
 
 if HAS_TRITON:
     import triton
@@ -97,8 +99,8 @@ if HAS_TRITON:
 def interpreted() -> Generator[None, None, None]:
     """Run kernels in the interpreter, program by program, while the block runs.
 
-    Their tensors must be on the CPU. An error of a kernel is raised as it is. Raises `OptionError`
-    if Triton is not installed.
+    Their tensors must be on the CPU. Threads inside the block launch one kernel at a time. An error
+    of a kernel is raised as it is. Raises `OptionError` if Triton is not installed.
     """
     need_triton()
     if JITFunction.run is _run:  # within another such block
@@ -234,7 +236,8 @@ def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) ->
     """Replace `JITFunction.run`, which would look for a GPU."""
     function = kernel if inspect.isfunction(kernel) else kernel.fn
     try:
-        _interpretable(function).run(*arguments, grid=grid, warmup=warmup, **named)
+        with _LAUNCH:
+            _interpretable(function).run(*arguments, grid=grid, warmup=warmup, **named)
     except InterpreterError as error:
         raise _cause(error) from None
 

@@ -82,10 +82,15 @@ def _body(path: Path, explorables: Controls) -> str:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             _fold(cell)
     body: str
-    body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
+    body, _ = _exporter().from_notebook_node(notebook)
     body = re.sub(r'href="\.\./exercises/(\d\d_\w+)\.ipynb"', r'href="\1_exercises.html"', body)
     body = re.sub(r'href="(?:\.\./notebooks/)?(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
     return body.replace('href="../', f'href="{SOURCE}/')  # documents, such as the glossary
+
+
+@cache  # it compiles its templates
+def _exporter() -> HTMLExporter:
+    return HTMLExporter(template_name="basic")
 
 
 def _fold(cell: NotebookNode) -> None:

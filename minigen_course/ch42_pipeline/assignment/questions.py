@@ -120,8 +120,8 @@ QUESTIONS = {
         "estimate",
         "A pipeline has {stages} devices, and each holds {groups} groups of layers, so that a "
         "micro-batch goes round {groups} times. {batches} micro-batches pass it once. All groups "
-        "take equally long, and transfers take no time. For how many per cent of the time is a "
-        "device idle?",
+        "take equally long, and transfers take no time. What percentage of the time is a device "
+        "idle?",
         "devices, groups, micro-batches",
         _interleaved,
         _idle_percent,

@@ -1,4 +1,4 @@
-"""A causal prompt on ranks in a ring: who computes which pairs, turn by turn, and who waits."""
+"""A causal prompt on ranks in a ring: which rank computes which pairs, and which one waits."""
 
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +50,9 @@ def _totals(positions: Positions) -> list[int]:
 def ring_table(positions: Positions, upto: int | None = None) -> Figure:
     """Draw a ring turn by turn: a row per rank, a column per turn, with the block that it has.
 
-    A cell is filled by its share of the most pairs of a turn; `upto` is the number of turns drawn.
+    A cell's width is the most pairs of any turn. Its coloured part is what the rank computes, and
+    the pale part behind it reaches to the slowest rank of the turn. `upto` is the number of turns
+    drawn.
     """
     pairs, num_ranks = ring_pairs(positions), len(positions)
     most = max(map(max, pairs)) or 1

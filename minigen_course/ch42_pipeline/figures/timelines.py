@@ -45,7 +45,7 @@ def timelines(
 ) -> Figure:
     """Draw a row per rank over time for each run, all on one scale, up to a moment in seconds.
 
-    A box is a micro-batch (or a block of a ring) that the rank computes, and an orange line below
+    A box is a micro-batch (or a block of a ring) that the rank computes, and a black line below
     it a message. Grey is idle time. `numbers` says what stands in a box: its `batch`, or its
     `step`. `unit` is "ms", or the name of what one second stands for.
     """

@@ -86,8 +86,9 @@ class Cost:
     `seconds` is the time of a decode step of all sequences, or of a prefill. `rank_bytes` are the
     bytes of weights and cache on the rank with the most. `sent_bytes` and `num_messages` are those
     of one rank in the step: an all-reduce or a turn of a ring counts as one message, and its bytes
-    are those of the rank's tensor. `message_seconds` is the part of the time in messages, and
-    `idle` the fraction of the time in which a stage has no micro-batch.
+    are those of the rank's tensor. `message_seconds` is the part of the time in messages; of a ring
+    it counts only the time that computing does not hide. `idle` is the fraction of the time in
+    which a stage has no micro-batch.
     """
 
     seconds: float
@@ -206,13 +207,20 @@ def prefill_cost(
         for chunk in range(num_chunks)
     ]
 
+    products = max(size / c * linear / t / device.flops, weights / device.bandwidth)
+    attention = [
+        size * (chunk * size + (size + 1) / 2) * pair / (t * c) / device.flops
+        for chunk in range(num_chunks)
+    ]
+    waits = [0.0] * num_chunks  # in each layer, for blocks of the ring that come late
+    if c > 1:
+        waits = [
+            (c - 1) * max(0.0, ring.latency + num_bytes / ring.bandwidth - each / c)
+            for each, num_bytes in zip(attention, shift_bytes, strict=True)
+        ]
+
     def seconds(_: int, chunk: int) -> float:
-        products = max(size / c * linear / t / device.flops, weights / device.bandwidth)
-        pairs = size * (chunk * size + (size + 1) / 2)
-        attention = pairs * pair / (t * c) / device.flops
-        turn = 0.0 if c == 1 else ring.latency + shift_bytes[chunk] / ring.bandwidth
-        ring_seconds = attention / c + (c - 1) * max(attention / c, turn)
-        return layers * (products + ring_seconds) + messages.seconds
+        return layers * (products + attention[chunk] + waits[chunk]) + messages.seconds
 
     order = [[(0, chunk, 0) for chunk in range(num_chunks)]] * p
     timeline = run_schedule(order, seconds, transfer)
@@ -223,7 +231,7 @@ def prefill_cost(
         rank_bytes(shape, layout, Load(1, num_tokens)),
         num_chunks * (messages.count + shifts + (p > 1)),
         num_chunks * (messages.num_bytes + vectors * (p > 1)) + shifts * sum(shift_bytes),
-        num_chunks * messages.seconds + (p - 1) * transfer,
+        num_chunks * messages.seconds + layers * sum(waits) + (p - 1) * transfer,
         1 - busy / timeline.end,
         timeline,
     )

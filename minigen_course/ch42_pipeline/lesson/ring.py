@@ -104,7 +104,8 @@ def num_pairs(queries: Sequence[int], keys: Sequence[int]) -> int:
 def ring_slowdown(positions: Sequence[Sequence[int]]) -> float:
     """Return how many times as long a ring takes as with the same pairs in each rank and turn.
 
-    The ranks wait for the slowest one in each turn, since its block cannot be passed on before.
+    Each turn takes as long as its slowest rank, as if the ranks began it together. In a plain ring
+    nothing changes without that wait: the last rank has the most pairs in each turn.
     """
     pairs = ring_pairs(positions)
     return sum(map(max, pairs)) * len(positions) / sum(map(sum, pairs))

@@ -1,11 +1,13 @@
 """Cases of chapter 53's exercises, drawn by a seed."""
 
+from functools import lru_cache
 from random import Random
 from typing import Any
 
 import numpy as np
 
 from minigen_course.ch53_structured_output.automaton import (
+    Automaton,
     Masks,
     automaton_of,
     may_end,
@@ -121,12 +123,17 @@ def _pattern_of_schema(random: Random) -> dict[str, Any]:
     return {"properties": dict(zip(names, wanted, strict=True)), "longest": most}
 
 
+@lru_cache(maxsize=32)  # two parts that build the same regex, as right ones do, share it
+def _automaton(pattern: str) -> Automaton:
+    return automaton_of(parse(pattern))
+
+
 def _decided(part: Any, properties: dict[str, Any], longest: int) -> Any:
     """Build the regex, and say which of some objects it matches."""
     pattern = outcome(lambda: part({"properties": properties}))
     if pattern.startswith("raises"):
         return pattern
-    automaton = automaton_of(parse(pattern))
+    automaton = _automaton(pattern)
     values = (
         "0",
         "-7",
