@@ -3,8 +3,8 @@
 The load waits for the compiler. It could begin at once in torch, and change over when the kernels
 are ready. But then the text of an answer would depend on the moment of that change, all weights
 would be in memory twice, and the two would share the cores: on two of them the compiler took 43 s
-instead of 21, and torch generated half as many tokens per second. So waiting gives more than
-some 340 tokens sooner, and the same tokens each time.
+instead of 21, and torch generated half as many tokens per second. So waiting is ahead from some 340
+tokens on, and gives the same tokens each time.
 """
 
 import os
