@@ -223,7 +223,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.model.transformer import AttendInLayer, Layer, Rotation
-from minigen.parallel.comm import Comm
+from minigen.parallel.comm import Collectives
 
 
 def run_split_layer(
@@ -233,7 +233,7 @@ def run_split_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer on one rank; its `layer` has some of the heads, and a slice of the ffn.
 
@@ -274,7 +274,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.model.transformer import AttendInLayer, Layer, Rotation
-from minigen.parallel.comm import Comm
+from minigen.parallel.comm import Collectives
 
 
 def run_parallel_layer(
@@ -284,7 +284,7 @@ def run_parallel_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer whose attention and feed-forward both read x after `attention_norm`.
 

@@ -564,7 +564,7 @@ picture(
 # | L6 client | the program that asks | it repeats requests that time out, and doubles the load | |
 # | L5 gateway | HTTP, authentication (who may ask), limits, queues | requests are refused, or queue for too long | 51 |
 # | L4 routing and batching | which requests run together (the scheduler), and on which of several copies of the engine | a step is nearly empty, or one copy is full and another one idle | 24, 52 |
-# | L3 engine | tokenizer, model, KV cache, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 25, 35, 36, 41, 53 |
+# | L3 engine | tokenizer, model, KV cache, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 25, 35, 36, 41, 42, 53 |
 # | L2 runtime | files, formats, packaging | the wrong number format, a slow start | 11 |
 # | L1 kernels | the functions that compute, and the driver below them | memory is read twice, cores are idle | 31, 32, 33, 34 |
 # | L0 silicon | processors, memory, the links between them | capacity, bandwidth and arithmetic are all limited | |
@@ -1006,7 +1006,7 @@ verdicts(
 # |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | [75 min](../exercises/34_cpu_kernels.ipynb) |
 # |  | [35 quantization](35_quantization.ipynb) | Quantization: fewer bits per weight | memory | 75 min | [170 min](../exercises/35_quantization.ipynb) |
 # |  | [36 speculative](36_speculative.ipynb) | Speculative decoding: several tokens in a step | compute | 60 min | [110 min](../exercises/36_speculative.ipynb) |
-# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 60 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
+# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 70 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
 # |  | [42 pipeline](42_pipeline.ipynb) | Stages, rings and replicas: which cut when | memory | 70 min | [120 min](../exercises/42_pipeline.ipynb) |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | [100 min](../exercises/52_slo.ipynb) |

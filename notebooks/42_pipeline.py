@@ -225,8 +225,9 @@ for stages, batches in ((4, 4), (4, 16), (8, 32), (8, 64)):
 #
 # The last slider shows what the formula hides: the slowest stage sets the pace for all. If one of 4 stages takes
 # twice as long as the others, the four are idle for 75 % of the time with one micro-batch, for 43 % with 16, and
-# for more than 37.5 % with any number: between two micro-batches, each of the other three waits as long as it
-# computes.
+# for more than 37.5 % with any number: each of the other three computes for half as long as the slowest one,
+# and is idle for the rest. Stages before the slowest one run ahead, and have their idle time at the end; those
+# behind it wait between two micro-batches.
 #
 # ## Your turn: cut a step into micro-batches
 #
@@ -482,7 +483,8 @@ picture(
 # processes share the cores and the memory of this machine. That makes boxes longer, but it is no idle time.)
 # The numbers above do not count one more gap, in which rank 0 samples
 # and schedules while both stages wait: Figure 42.7 has it between the groups of boxes. What a pipeline gains
-# on one machine is the picture, not the time. (The counted messages are those to the next stage. Besides,
+# in time against one process with all cores of the machine is not measured here; the last measurement compares
+# it with one thread. (The counted messages are those to the next stage. Besides,
 # rank 0 broadcasts the batch of each step as integers, and the logits come back.)
 #
 # A deal balances one kind of step. Of a prompt only the last row goes through the head, so equal numbers balance
@@ -664,15 +666,17 @@ guess_share.compare(round(slowdown["plain"], 2), "times")
 
 # %% [markdown]
 # In the plain ring, rank 3 computes a whole block in every turn after the first, while rank 0 has one half
-# block in all. With $n$ ranks the ring takes $2 - 1/n$ times as long.
-# **[Zig-zag](../docs/glossary.md#zig-zag)** shares pair an early chunk with a late one: chunk $i$ and chunk
-# $2n - 1 - i$ see the same number of keys together, for every $i$. Llama 3's training divided prompts in this
-# way (Dubey et al. 2024; with an all-gather of keys and values instead of a ring).
+# block in all. With $n$ ranks and many tokens the ring takes $2 - 1/n$ times as long: 1.75 here, and 1.74
+# with 64 tokens, because of the diagonal. **[Zig-zag](../docs/glossary.md#zig-zag)** shares pair an early
+# chunk with a late one: chunk $i$ and chunk $2n - 1 - i$ see the same number of keys together, for every $i$.
+# Llama 3's training divided prompts in this way (Dubey et al. 2024; with an all-gather of keys and values
+# instead of a ring).
 #
-# Striped attention (Brandon et al. 2023) deals tokens out one by one. It is even, too, but in every turn the
-# block is a triangle: the rank's query number $a$ sees the block's key number $b$ for $b < a$, and in some
-# turns for $b = a$. A kernel that works on tiles skips the tiles above the diagonal, and pays for tiles along
-# it that are half used. Zig-zag shares have such tiles in the first turn only.
+# Striped attention (Brandon et al. 2023) deals tokens out one by one. It is nearly even, too (496 to 544
+# pairs here), but in every turn the block is a triangle: the rank's query number $a$ sees the block's key
+# number $b$ for $b < a$, and in some turns for $b = a$. A kernel that works on tiles skips the tiles above
+# the diagonal, and pays for tiles along it that are half used. Zig-zag shares have such tiles in the first
+# turn only.
 #
 # ## When a ring hides its messages
 #
@@ -728,15 +732,16 @@ picture(
 # %%
 context = 131_072
 one, eight_ranks = lesson.Layout(tensor=8), lesson.Layout(tensor=8, context=8)
+replicas = lesson.Layout(tensor=8, data=8)
 machines = lesson.Cluster(h100, 64, 8, LINKS["NVLink 4"], LINKS["InfiniBand 400 Gbit/s"])
-for layout in (one, eight_ranks):
+for layout in (one, eight_ranks, replicas):
     cost = lesson.decode_cost(big, machines, layout, lesson.Load(64, context))
     fits = "fits" if cost.fits(machines) else "does not fit"
     print(
         f"{layout!s:<22}{layout.num_ranks:>3} cards,{cost.rank_bytes / 1e9:>5.0f} GB each: {fits}; ",
         end="",
     )
-    print(f"{1e3 * cost.seconds:.1f} ms per step, {cost.num_messages:.0f} messages")
+    print(f"{1e3 * cost.seconds:.1f} ms per step, {1e3 * cost.message_seconds:.1f} in messages")
 
 # The engine: two processes share a prompt's tokens in zig-zag parts, then the cache of the answer
 ringed = load_model(weights="float32", context_parallel_size=2)
@@ -756,15 +761,20 @@ print(f"five steps with {num_layers} all-gathers of {partial:,} bytes each: as t
 # ## Which cut when
 #
 # In the first lines above, eight times as many cards make a step four times as fast: all 64 share the cache,
-# but the weights are cut in 8 parts only, and the merges over InfiniBand raise the messages from 4 to 10 ms,
-# which costs more. What counts most is that the caches fit at all. (Eight replicas of
-# 8 cards would take 20 ms: with 64 answers each has 8 of its own, and merges nothing. A split by context is
-# for fewer answers, or for a cache that does not fit into one replica.)
+# but the weights are cut in 8 parts only, and the merges over InfiniBand raise the messages from 4 to 10 ms.
+# (An eighth of all would be 14 ms. The weights cost 5 ms more than that, and the messages 9.) What counts
+# most is that the caches fit at all. (Eight replicas of 8 cards would take 20 ms: with 64 answers each has 8
+# of its own, and merges nothing. A split by context is for fewer answers, or for a cache that does not fit
+# into one replica.)
 #
-# Now all cuts in one model. A **layout** is four numbers: $t$ ranks cut every matrix, $r$ share the tokens of a
-# sequence, $p$ are stages, and $d$ are replicas. `decode_cost` and `prefill_cost` count, for each rank,
-# the bytes that it stores and reads, its FLOPs, its messages and their bytes, and put them on the timeline of
-# the simulator. Their terms are those of chapters 17 and 41, and nothing else:
+# Now all cuts in one model. A **layout** is four numbers: $t$ ranks cut every matrix, $r$ share the tokens of
+# a sequence, $p$ are stages, and $d$ are replicas. `decode_cost` and `prefill_cost` count, for each rank, the
+# bytes that it stores and reads, its FLOPs, its messages and their bytes, and put them on the timeline of the
+# simulator. Their terms are those of chapters 17 and 41 and of the ring above. One is new: a **hierarchical
+# all-reduce**, for a group that is larger than a node. The cards of a node add up one share of the numbers
+# each, over NVLink. Each card adds its share to those of its twins in the other nodes. Then the sums go back
+# inside the node. So a card sends only a share of the bytes to other nodes, an eighth if a node has 8 cards.
+# These are the terms:
 #
 # | cut | divides | does not divide | messages per layer and step |
 # |---|---|---|---|
@@ -814,7 +824,8 @@ explore(
 # split over all 16 cards takes 20 ms, of which 16 ms are messages: 13 over Ethernet, and 3 over NVLink inside
 # the nodes. Now choose InfiniBand and `prefill`: tensor 4 × context 4 comes first. The all-reduces of a group
 # of cards carry the vectors of its own tokens only: with context 4, a quarter of the prompt, with context 2 a
-# half. So a larger ring and a smaller tensor split send less.
+# half. So a larger ring and a smaller tensor split send less. (Tensor 2 × context 8 sends still less, but
+# its blocks are too short to hide their messages.)
 #
 # ## Your turn: choose the cut
 #

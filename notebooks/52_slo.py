@@ -136,15 +136,14 @@ picture(
 )
 
 # %% [markdown]
-# The picture is drawn from the engine's own events. Each bar is a request, and the number of its
-# prompt's tokens stands at its left. Pink is the wait for the step that was running when the request
-# came: the engine takes requests in between two steps. Grey is the time in the queue, until the request
-# first ran. Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
-# [decode](../docs/glossary.md#decode), until its last token. A request that ran already waited for the
-# long text between two words. Those that came while it was computed waited for that step to end (pink),
-# and most then for a slot (grey). (The **median**, p50, is the wait in the middle: 8 of the 17 are
-# shorter.) The printed times
-# begin when a request was to be sent, the bars a few milliseconds later, when it reached the server.
+# The picture is drawn from the engine's own events. Each bar is a request, and the number of its prompt's
+# tokens stands at its left. Pink is the wait for the step that was running when the request came: the engine
+# takes requests in between two steps. Grey is the time in the queue, until the request first ran. Amber is
+# [prefill](../docs/glossary.md#prefill), until its first token. Blue is [decode](../docs/glossary.md#decode),
+# until its last token. The request that was already running had to wait for the long text between two of its
+# words. Those that came while it was computed waited for that step to end (pink), and most then for a slot
+# (grey). (The **median**, p50, is the wait in the middle: 8 of the 17 are shorter.) The printed times begin
+# when a request was to be sent, the bars a few milliseconds later, when it reached the server.
 #
 # ## Four latencies
 #
@@ -506,7 +505,8 @@ print(
 # goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
-# (Each point of the curves counts only the first requests of one run, as many as its x-axis says.)
+# (Each point of the curves, and each printed line, counts only the first requests of one run of 700. The later
+# ones still arrive meanwhile; they hardly change which of the first are good.)
 #
 # (The vital signs of this chapter are of whole loads. Compare them only for the same load: a longer load
 # on a system whose queue grows would have a lower goodput.)
@@ -581,7 +581,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
 # fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
 # of Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of all servers;
-# `le` is a bucket's upper bound, "less or equal".
+# `le` is a bucket's upper bound, "less or equal". Braces choose by a label, and `=~` allows several values.
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
 # most 0.25 s, 90 at most 0.5 s, and 100 at most 1 s. The p95 is the 95th, so it lies in the bucket
@@ -1126,17 +1126,16 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 
 # %% [markdown]
 # The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
-# median wait has fallen, too. The longest wait has not become shorter. Before, it was the wait of a short
+# median wait has fallen, too. The longest wait is about as long as before. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
 # takes about as long in chunks as in one step (on some machines rather longer). If yours has
 # fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
 # then this one.
 #
 # And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*,
-# although the server is better. The longest wait is as before or a little longer. The shortest one is that
-# of a short request on an idle engine. Neither knob changes it; it lasts some milliseconds, and chance
-# moves it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better
-# ones.
+# although the server is better. The longest wait is about as before, or somewhat longer. The shortest one is
+# that of a short request on an idle engine. Neither knob changes it; it lasts some milliseconds, and chance
+# moves it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better ones.
 #
 # ## The opening test, once more
 #

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.model.transformer import AttendInLayer, Layer, Rotation
-from minigen.parallel.comm import Comm
+from minigen.parallel.comm import Collectives
 
 
 def run_parallel_layer(
@@ -36,7 +36,7 @@ def run_parallel_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer whose attention and feed-forward both read x after `attention_norm`.
 

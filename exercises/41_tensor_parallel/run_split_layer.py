@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.model.transformer import AttendInLayer, Layer, Rotation
-from minigen.parallel.comm import Comm
+from minigen.parallel.comm import Collectives
 
 
 def run_split_layer(
@@ -38,7 +38,7 @@ def run_split_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer on one rank; its `layer` has some of the heads, and a slice of the ffn.
 

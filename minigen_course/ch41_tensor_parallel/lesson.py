@@ -30,7 +30,7 @@ from minigen.errors import WorkerError
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, swiglu
 from minigen.model.transformer import AttendInLayer, Layer, Rotation, dense_linear, project_qkv
-from minigen.parallel.comm import Comm, run_ranks
+from minigen.parallel.comm import Collectives, run_ranks
 from minigen.parallel.sharding import ShardedTransformer, SummedLinear, build_share
 from minigen.protocols import Linear
 from minigen.sequence import SampledToken
@@ -45,7 +45,7 @@ def run_split_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer on one rank; its `layer` has some of the heads, and a slice of the ffn.
 
@@ -66,7 +66,7 @@ def run_parallel_layer(
     attend: AttendInLayer,
     head_dim: int,
     norm_eps: float,
-    comm: Comm,
+    comm: Collectives,
 ) -> Float[Tensor, "tokens hidden"]:
     """Run a layer whose attention and feed-forward both read x after `attention_norm`.
 
@@ -187,7 +187,7 @@ def continue_split(
     config = checkpoint.config
     inboxes = [SimpleQueue[Tensor]() for _ in range(num_ranks)]
 
-    def work(threads: Comm) -> list[int]:
+    def work(threads: Collectives) -> list[int]:
         comm = RingComm(threads.rank, num_ranks, ring, inboxes) if ring else threads
         made: list[int] = []
         with torch.inference_mode():
@@ -321,7 +321,7 @@ def split_step_seconds(
 BLOCK_SIZE = 4
 PADDED_TO = 8  # tokens: engines record their steps for a few sizes, and pad batches to them
 Batch = dict[int, int]  # request -> tokens
-AgreedBlocks = Callable[[Comm, int, int, int], int]
+AgreedBlocks = Callable[[Collectives, int, int, int], int]
 
 
 @dataclass(frozen=True)
