@@ -13,7 +13,7 @@ from minigen.errors import WorkerError
 from minigen.model.attention import attention
 from minigen.model.layers import rms_norm, rotary_frequencies, rotary_tables, swiglu
 from minigen.model.transformer import Layer, project_qkv, run_layer
-from minigen.parallel.comm import Collectives, Comm, SoloComm, run_ranks
+from minigen.parallel.comm import Comm, SoloComm, run_ranks
 from minigen_course.ch41_tensor_parallel.lesson import run_split_layer
 from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import (
@@ -112,25 +112,13 @@ def _whole(num_tokens: int) -> Tensor:
 
 
 def _messages_left_out(
-    layer: Layer,
-    x: Tensor,
-    rotation: Any,
-    attend: Any,
-    head_dim: int,
-    eps: float,
-    comm: Collectives,
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
 ) -> Tensor:
     return run_split_layer(layer, x, rotation, attend, head_dim, eps, SoloComm())
 
 
 def _x_summed_too(
-    layer: Layer,
-    x: Tensor,
-    rotation: Any,
-    attend: Any,
-    head_dim: int,
-    eps: float,
-    comm: Collectives,
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
 ) -> Tensor:
     q, k, v = project_qkv(layer, rms_norm(x, layer.attention_norm, eps), rotation, head_dim, eps)
     x = comm.all_reduce(x + layer.out(attend(q, k, v).flatten(-2)))
@@ -139,13 +127,7 @@ def _x_summed_too(
 
 
 def _one_sum_at_the_end(
-    layer: Layer,
-    x: Tensor,
-    rotation: Any,
-    attend: Any,
-    head_dim: int,
-    eps: float,
-    comm: Collectives,
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
 ) -> Tensor:
     return x + comm.all_reduce(
         run_split_layer(layer, x, rotation, attend, head_dim, eps, SoloComm()) - x
