@@ -211,7 +211,10 @@ def test_a_compiler_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
     assert found == "its kernels cannot be compiled here: no more processes"
 
 
-def test_the_compiler_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_the_compiler_ends_with_the_process_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIGEN_HOME", str(tmp_path))  # no kernels yet, so there is work for long
     with (tmp_path / "log").open("wb") as log:
         child = start_module(
             "minigen.kernels.jit.compile_process", "int8", "bfloat16", stdout=log, stderr=log
