@@ -131,7 +131,7 @@ def test_a_worker_killed_in_mid_stream_is_one_error_to_each_client_and_the_serve
         *texts, last = stream
         assert not any("error" in each for each in texts)
         assert last["error"]["code"] == "engine_stopped"
-        assert "process that held a share of the model has ended" in last["error"]["message"]
+        assert "process with a shard of the model has ended" in last["error"]["message"]
         assert waiting.result().status_code == 503
         assert waiting.result().json()["error"] == last["error"]
         assert server.ends_soon(started) == 1
