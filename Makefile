@@ -3,6 +3,8 @@
 # `make TARGET VENV_DIR=/elsewhere BUILD_DIR=/elsewhere` moves the environment and the built files.
 
 PYTHON ?= python3
+HAS_TORCH = $(PYTHON) -c 'import torch, triton, pytest' 2> /dev/null || { echo "$(PYTHON) lacks \
+torch, triton or pytest: name a Python that has them, as in make $@ PYTHON=.venv/bin/python" >&2; exit 1; }
 VENV_DIR ?= .venv
 ifeq ($(OS),Windows_NT)
 VENV := "$(VENV_DIR)/Scripts/python.exe"
@@ -56,6 +58,7 @@ test-clients: ## run other projects' clients, unchanged, against the server (ins
 	@$(VENV) -m tools.clients
 
 test-gpu: ## check the Triton kernels on this machine's GPUs, one or two; installs nothing, uses $(PYTHON)
+	@$(HAS_TORCH)
 	@$(PYTHON) -m pytest -q -rs -c tests/gpu/pytest.ini tests/gpu/equal_*.py
 
 check: ## check lint and types, and that chapters, modules, tests and documents agree
@@ -87,6 +90,7 @@ bench: ## run every benchmark, and write benchmarks/results/
 	@$(VENV) -m benchmarks
 
 bench-gpu: ## check and time kernels and engine on this machine's GPU; installs nothing
+	@$(HAS_TORCH)
 	@$(PYTHON) -m benchmarks.gpu
 
 bench-peers: ## compare minigen with other engines on this machine (installs them first; over an hour)
