@@ -945,7 +945,7 @@ guess_recover.compare(sum(recovered.values()))
 # of the cache is free, and still most first tokens take seconds.
 #
 # In every server, some knob in a wrong layer is tempting (the card still holds 3,300 blocks at most). In some
-# servers such a fix raises goodput a little, and then stops. The cell prints all gauges, and the one after it
+# servers such a fix raises goodput, but not nearly enough. The cell prints all gauges, and the one after it
 # tries a knob on seed 3 that is tempting, too (there, `*` marks what has changed). Then use the picture:
 # choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
 # `mystery.py`. Open it afterwards.)
