@@ -291,11 +291,12 @@ picture(
 )
 
 # %% [markdown]
-# By the formula, 8/9 of the time of both stages is work, so they are 2 · 8/9 = 1.78 times as fast as one.
-# Two things are missing to that. The stages are idle for more than 1/9 of the time. And they compute more
-# slowly: each micro-batch reads the weights again, and two threads share one memory. The second costs time
-# while both stages compute, so it is no bubble, and lifts no cross of Figure 42.4. The first lifts them: the
-# stages are uneven. In Figure 42.3 one of them has finished long before the other. Which one, and why?
+# By the formula, 8/9 of the time of both stages is work, so they are 2 · 8/9 = 1.78 times as fast as one. Two
+# things are missing to that. The stages are idle for more than 1/9 of the time. And they compute more slowly:
+# each micro-batch reads the weights again, and two threads share one memory. The second makes the boxes of
+# both stages longer. That is work, not idle time, so it is no bubble, and lifts no cross of Figure 42.4. The
+# first lifts them: the stages are uneven. In Figure 42.3 one of them has finished long before the other.
+# Which one, and why?
 #
 # ## Uneven stages
 #
@@ -824,8 +825,9 @@ explore(
 # split over all 16 cards takes 20 ms, of which 16 ms are messages: 13 over Ethernet, and 3 over NVLink inside
 # the nodes. Now choose InfiniBand and `prefill`: tensor 4 × context 4 comes first. The all-reduces of a group
 # of cards carry the vectors of its own tokens only: with context 4, a quarter of the prompt, with context 2 a
-# half. So a larger ring and a smaller tensor split send less. (Tensor 2 × context 8 sends still less, but
-# its blocks are too short to hide their messages.)
+# half. So a larger ring and a smaller tensor split send less. (Tensor 2 × context 8 sends still less. But in
+# both rings the blocks are too short to hide their messages, and a ring of eight waits for seven of them in
+# each layer, a ring of four for three.)
 #
 # ## Your turn: choose the cut
 #
