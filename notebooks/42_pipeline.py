@@ -497,16 +497,19 @@ picture(
 # If a prompt's bubble is the time to fill the pipeline, then shorter stages fill it sooner. With **[interleaved
 # stages](../docs/glossary.md#interleaved-stages)**, Megatron-LM (Narayanan et al. 2021) gives each device $v$
 # groups of layers instead of one: device 0 of 4 has the groups 0, 4, 8, and so on. A micro-batch goes round $v$
-# times. A group takes $1/v$ of a stage, so filling takes $1/v$ of the time:
+# times. A group takes $1/v$ of a stage. If $p$ micro-batches go round together, so that $m$ is a multiple
+# of $p$, filling takes $1/v$ of the time:
 #
 # $$\text{bubble} = \frac{p - 1}{v\,m + p - 1} \qquad \text{(Megatron: } \frac{1}{v} \cdot \frac{p-1}{m}
 # \text{ of the ideal time)}$$
 #
-# The price: a micro-batch makes $v p - 1$ transfers instead of $p - 1$, and $v - 1$ of them lead from the last
-# device back to the first. And decode without a barrier has nothing to gain: with $m \ge p$ its
-# pipeline is full already, and with fewer micro-batches each still has to pass all layers.
-# (Training uses it together with **1F1B**, one forward, one backward. That order of work keeps fewer
-# **activations**: the results of layers that the backward pass needs. Inference has no backward pass.)
+# (With fewer micro-batches than stages, more groups gain less, and with a single one nothing: it must
+# pass all groups one after another.) The price: a micro-batch makes $v p - 1$ transfers instead of
+# $p - 1$, and $v - 1$ of them lead from the last device back to the first. And decode without a barrier has
+# nothing to gain: with $m \ge p$ its pipeline is full already, and with fewer micro-batches each still
+# has to pass all layers. (Training uses it together with **1F1B**, one forward, one backward. That order
+# of work keeps fewer **activations**: the results of layers that the backward pass needs. Inference has
+# no backward pass.)
 
 # %%
 picture(
@@ -1161,8 +1164,9 @@ verdicts(
 # - The slowest stage sets the pace. Work is dealt out, not layers: an output head may be worth eight of them.
 # - In decode a micro-batch comes back. With as many micro-batches as stages, equal stages, free transfers and no
 #   barrier between steps, the pipeline stays full. No single answer gets faster.
-# - With $v$ groups of layers per device, the idle time of a prompt's pass is divided by $v$ (not its share:
-#   43, 27 and 16 % for 1, 2 and 4), and the messages are multiplied by about $v$.
+# - With $v$ groups of layers per device, and a multiple of $p$ micro-batches, the idle time of a prompt's
+#   pass is divided by $v$ (not its share: 43, 27 and 16 % for 1, 2 and 4), and the messages are multiplied by
+#   about $v$.
 # - A ring divides the tokens. Its ranks merge partial attentions by their log-sum-exp, in any order, and a
 #   causal prompt needs shares with equal work: chunk $i$ and chunk $2n - 1 - i$.
 # - A ring's messages are hidden from some number of tokens per rank on: FLOP/s divided by the link's bytes per
@@ -1204,8 +1208,8 @@ verdicts(
 #   of layers of a given type. Its Ulysses splits a long sequence by heads, with all-to-alls instead of a ring.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** deals layers out over
 #   cards by default, in shares that you can set by hand.
-# - Engines that disaggregate prefill and decode choose a cut for each: stages or rings for prompts, tensor
-#   splits and replicas for decode.
+# - Engines that run prefill and decode on different cards choose a cut for each: stages or rings for prompts,
+#   tensor splits and replicas for decode.
 #
 # ## Further reading
 #
