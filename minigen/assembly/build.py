@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,7 +17,6 @@ from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError
 from minigen.hardware import torch_threads
-from minigen.hub import Progress
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
@@ -26,6 +25,9 @@ from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
 from minigen.sampling.sampler import BatchSampler, Choose
 from minigen.sockets.resolve import build_part, find_part, name_of
 from minigen.trace.events import Trace
+
+if TYPE_CHECKING:
+    from minigen.hub import Progress
 
 
 def _static(manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> Scheduler:
@@ -92,7 +94,7 @@ def make_plan(
     checkpoint: Checkpoint,
     options: EngineConfig,
     trace: Trace | None = None,
-    progress: Progress | None = None,
+    progress: "Progress | None" = None,
 ) -> Plan:
     """Choose how the model runs. Only this function asks for the device."""
     if options.device == "cuda":
@@ -119,7 +121,7 @@ class Assembly:
 
 
 def assemble(
-    checkpoint: Checkpoint, options: EngineConfig, progress: Progress | None = None
+    checkpoint: Checkpoint, options: EngineConfig, progress: "Progress | None" = None
 ) -> Assembly:
     """Choose an implementation for each part, and build the engine from them.
 
@@ -142,7 +144,7 @@ def _assemble(
     plan: Plan,
     num_threads: int,
     trace: Trace,
-    progress: Progress | None,
+    progress: "Progress | None",
 ) -> Assembly:
     num_blocks = _num_blocks(checkpoint.config, options, plan)
     manager = _manager(checkpoint.config, options, num_blocks, trace)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,6 @@ from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, BlockPool, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
-from minigen.hub import Progress
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool, attend_paged
 from minigen.kv_cache.quantized import attend_coded
@@ -38,6 +37,9 @@ from minigen.protocols import Linear, Runner
 from minigen.sampling.sampler import Choose, choose_tokens
 from minigen.sockets.resolve import build_part, find_part, name_of
 from minigen.trace.events import Trace
+
+if TYPE_CHECKING:
+    from minigen.hub import Progress
 
 # The data type that the layer-by-layer runner computes in, also that of its KV cache.
 DTYPES: dict[str, torch.dtype] = {
@@ -238,7 +240,7 @@ class CpuPlan:
 
 
 def plan(
-    checkpoint: Checkpoint, options: EngineConfig, progress: Progress | None = None
+    checkpoint: Checkpoint, options: EngineConfig, progress: "Progress | None" = None
 ) -> CpuPlan:
     """Choose the weight format and the runner for this model, these options and this processor.
 

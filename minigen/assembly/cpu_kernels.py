@@ -11,12 +11,15 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minigen.child_process import start_module
 from minigen.config import EngineConfig
 from minigen.errors import OptionError, SlowPathWarning
-from minigen.hub import Lines, Progress
-from minigen.kernels.jit.compile_once import Kernels, compile_once
+
+if TYPE_CHECKING:  # a machine that checks a GPU may lack their packages
+    from minigen.hub import Progress
+    from minigen.kernels.jit.compile_once import Kernels
 
 VARIABLE = "MINIGEN_COMPILE_KERNELS"
 _SETTINGS = ("auto", "never")
@@ -45,7 +48,7 @@ class KernelSource:
     """Where a load gets its kernels: from the disk, or, if `may_compile`, from the compiler."""
 
     may_compile: bool
-    progress: Progress
+    progress: "Progress"
 
     def missing(self, form: str, kv_dtype: str = "bfloat16") -> str | None:
         """Return None if the kernels for these forms are on the disk now, or why they are not."""
@@ -75,27 +78,32 @@ class KernelSource:
         return None if missing is None else Obstacle(missing, costs_speed=self.may_compile)
 
 
-def kernel_source(options: EngineConfig, progress: Progress | None) -> KernelSource:
+def kernel_source(options: EngineConfig, progress: "Progress | None") -> KernelSource:
     """Return where a load gets its kernels; without `progress`, lines go to stderr."""
+    from minigen.hub import Lines
+
     return KernelSource(may_compile(options), Lines() if progress is None else progress)
 
 
-def compile_kernels(form: str, kv_dtype: str, progress: Progress) -> str | None:
+def compile_kernels(form: str, kv_dtype: str, progress: "Progress") -> str | None:
     """Compile a step's kernels if no process has, and return None, or why that is impossible."""
     if not sys.executable:  # another program that has Python inside
         return "no Python can be started to compile its kernels"
     kernels = _step_kernels(form, kv_dtype)
     if kernels is None:
         return "no folder can be written to keep its kernels: set MINIGEN_HOME to one that can"
+    from minigen.kernels.jit.compile_once import compile_once
+
     return compile_once(kernels, progress)
 
 
-def _step_kernels(form: str, kv_dtype: str) -> Kernels | None:
+def _step_kernels(form: str, kv_dtype: str) -> "Kernels | None":
     """Return the kernels of a step for these forms of weights and KV cache.
 
     None if there is no folder in which a child process could leave them.
     """
     from minigen.kernels.jit.code_cache import FOLDER, WANTED, is_compiled
+    from minigen.kernels.jit.compile_once import Kernels
 
     if FOLDER is None:
         return None
