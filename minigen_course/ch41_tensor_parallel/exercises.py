@@ -112,13 +112,13 @@ def _whole(num_tokens: int) -> Tensor:
 
 
 def _messages_left_out(
-    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Any
 ) -> Tensor:
     return run_split_layer(layer, x, rotation, attend, head_dim, eps, SoloComm())
 
 
 def _x_summed_too(
-    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Any
 ) -> Tensor:
     q, k, v = project_qkv(layer, rms_norm(x, layer.attention_norm, eps), rotation, head_dim, eps)
     x = comm.all_reduce(x + layer.out(attend(q, k, v).flatten(-2)))
@@ -127,7 +127,7 @@ def _x_summed_too(
 
 
 def _one_sum_at_the_end(
-    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Any
 ) -> Tensor:
     return x + comm.all_reduce(
         run_split_layer(layer, x, rotation, attend, head_dim, eps, SoloComm()) - x
