@@ -42,3 +42,23 @@ def answers(llm: LLM, params: SamplingParams) -> list[list[list[int]]]:
     """Return the tokens of every answer to each prompt."""
     outputs = llm.generate(PROMPTS, params, progress=False)
     return [[choice.token_ids for choice in output.choices] for output in outputs]
+
+
+def given_up(number: int) -> bool:
+    return number % 10 == 3
+
+
+def run_200(llm: LLM, prompts: list[Any], params: SamplingParams) -> dict[int, list[int]]:
+    """Return the tokens of 200 requests at once, of which each tenth is aborted on its way."""
+    states = llm.process_requests(prompts, params)
+    numbers = {state.sequence.sequence_id: number for number, state in enumerate(states)}
+    for state in states:
+        llm.engine.add(state.sequence)
+    tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
+    while llm.engine.has_work():
+        for sequence, sampled in llm.engine.step():
+            number = numbers[sequence.sequence_id]
+            tokens[number].append(sampled.token_id)
+            if given_up(number) and len(tokens[number]) == 3:
+                llm.engine.abort(sequence.sequence_id)
+    return tokens

@@ -25,7 +25,7 @@ from minigen.trace.events import EventKind
 from minigen.trace.timeline import Timeline
 from minigen_course.lab.inspect_model import read_along
 from tests.processes import own_bytes, workers_of
-from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads
+from tests.ranks import GREEDY, PROMPTS, answers, given_up, run_200, save_eight_heads
 from tests.stages import CROWDED, NUM_LAYERS, exact_answers, in_turn, save_five_layers, staged
 from tests.test_41_families import bytes_of_one
 from tests.test_41_processes import TIE, TORCHRUN, parting_margin, text_of_one_rank
@@ -251,26 +251,6 @@ def test_another_number_of_ranks_than_torchrun_started_is_refused(directory: Pat
     assert done.returncode != 0
     message = "pipeline_parallel_size 2 times tensor_parallel_size 2 is 4; they must be equal."
     assert f"torchrun started 3 ranks, but {message}" in done.stderr
-
-
-def given_up(number: int) -> bool:
-    return number % 10 == 3
-
-
-def run_200(llm: LLM, prompts: list[Any], params: SamplingParams) -> dict[int, list[int]]:
-    """Return the tokens of 200 requests at once, of which each tenth is aborted on its way."""
-    states = llm.process_requests(prompts, params)
-    numbers = {state.sequence.sequence_id: number for number, state in enumerate(states)}
-    for state in states:
-        llm.engine.add(state.sequence)
-    tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
-    while llm.engine.has_work():
-        for sequence, sampled in llm.engine.step():
-            number = numbers[sequence.sequence_id]
-            tokens[number].append(sampled.token_id)
-            if given_up(number) and len(tokens[number]) == 3:
-                llm.engine.abort(sequence.sequence_id)
-    return tokens
 
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(3, marks=pytest.mark.long)])
