@@ -16,7 +16,7 @@ from minigen.outputs import RequestOutput
 from minigen.parallel.comm import MessageCounters
 from minigen.trace.timeline import Timeline
 from tests.processes import workers_of
-from tests.ranks import GREEDY, answers, given_up, run_200, save_eight_heads, split
+from tests.ranks import FEW_BLOCKS, GREEDY, answers, equal_for_200, save_eight_heads, split
 
 SAMPLED = SamplingParams(seed=3, n=2, max_tokens=12, temperature=0.8, ignore_eos=True)
 CROWDED: dict[str, Any] = {"num_blocks": 11, "block_size": 4, "max_num_seqs": 6}
@@ -140,20 +140,9 @@ def test_impossible_counts_are_refused_before_anything_starts(directory: Path) -
 def test_200_requests_with_preemptions_and_aborts_get_the_tokens_of_one_process(
     directory: Path, num_ranks: int
 ) -> None:
-    rng = random.Random(41)
-    beginnings = [[rng.randrange(3, 60) for _ in range(8)] for _ in range(10)]
-    prompts = [
-        beginnings[number % 10] + [rng.randrange(3, 60) for _ in range(number % 5 + 1)]
-        for number in range(200)
-    ]
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    crowded: dict[str, Any] = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 24}
-    alone = LLM.load(directory, weights="float32", threads=1, **crowded)
-    expected = run_200(alone, prompts, params)
-    with split(directory, num_ranks, **crowded) as llm, llm.count_work() as counted:
-        assert run_200(llm, prompts, params) == expected
-    assert counted.preemptions > 0
-    assert all(len(each) == (3 if given_up(n) else 8) for n, each in expected.items())
+    alone = LLM.load(directory, weights="float32", threads=1, **FEW_BLOCKS)
+    with split(directory, num_ranks, **FEW_BLOCKS) as llm:
+        equal_for_200(llm, alone)
 
 
 TIE = 1e-4  # in logits: two tokens this close count as equal

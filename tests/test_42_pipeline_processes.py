@@ -25,7 +25,7 @@ from minigen.trace.events import EventKind
 from minigen.trace.timeline import Timeline
 from minigen_course.lab.inspect_model import read_along
 from tests.processes import own_bytes, workers_of
-from tests.ranks import GREEDY, PROMPTS, answers, given_up, run_200, save_eight_heads
+from tests.ranks import FEW_BLOCKS, GREEDY, PROMPTS, answers, equal_for_200, save_eight_heads
 from tests.stages import CROWDED, NUM_LAYERS, exact_answers, in_turn, save_five_layers, staged
 from tests.test_41_families import bytes_of_one
 from tests.test_41_processes import TIE, TORCHRUN, parting_margin, text_of_one_rank
@@ -257,21 +257,9 @@ def test_another_number_of_ranks_than_torchrun_started_is_refused(directory: Pat
 def test_200_requests_with_preemptions_and_aborts_get_the_tokens_of_one_process(
     directory: Path, num_stages: int
 ) -> None:
-    rng = random.Random(42)
-    beginnings = [[rng.randrange(3, 60) for _ in range(8)] for _ in range(10)]
-    prompts = [
-        beginnings[number % 10] + [rng.randrange(3, 60) for _ in range(number % 5 + 1)]
-        for number in range(200)
-    ]
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    crowded: dict[str, Any] = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 24}
-    alone = LLM.load(directory, weights="float32", threads=1, **crowded)
-    expected = run_200(alone, prompts, params)
-    with staged(directory, num_stages, **crowded) as llm, llm.count_work() as counted:
-        assert run_200(llm, prompts, params) == expected
-    assert counted.preemptions > 0
-    assert counted.tokens_cached > 0
-    assert all(len(each) == (3 if given_up(n) else 8) for n, each in expected.items())
+    alone = LLM.load(directory, weights="float32", threads=1, **FEW_BLOCKS)
+    with staged(directory, num_stages, **FEW_BLOCKS) as llm:
+        equal_for_200(llm, alone)
 
 
 TEXT = "The old keeper of the lighthouse climbed the stairs. " * 2
