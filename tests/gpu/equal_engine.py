@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from benchmarks.gpu.engines import Shape, greedy, make_engine, random_model, run
 from benchmarks.gpu.workloads import below_likeliest, margins
 from minigen.assembly import cuda
-from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import read_safetensors
 from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
@@ -24,6 +23,7 @@ from minigen.speculative.pace import FixedPace
 from minigen.speculative.speculator import Speculator
 from minigen.trace.events import Trace
 from tests.gpu.contexts import DEVICE
+from tests.gpu.small_llama import CONFIG
 
 HERE = torch.device(DEVICE)
 # The interpreter's arithmetic in bfloat16 is wrong.
@@ -83,31 +83,6 @@ def test_the_slots_of_a_finished_sequence_are_not_written_by_later_steps() -> No
     engine.abort(last.sequence_id)
     run(engine, [])  # three decodes: in a step of four, a row is left over
     assert torch.equal(pool.kv[:, :, blocks], left)
-
-
-CONFIG = ModelConfig(
-    family="llama",
-    vocab_size=97,
-    hidden=64,
-    num_layers=2,
-    q_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=96,
-    max_positions=128,
-    norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_linear_factor=1.0,
-    rope_scaling=None,
-    tied_embeddings=False,
-    qkv_bias=True,
-    out_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    sliding_windows=(None, 20),
-    bos_token_id=None,
-    eos_token_ids=(),
-)
 
 
 def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(tmp_path: Path) -> None:

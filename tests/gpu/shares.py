@@ -6,7 +6,7 @@ the same tokens and schedule the same steps, and no steps have to be sent.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from minigen.parallel.comm import Comm, TracedComm, run_ranks
 from minigen.parallel.gpu import GpuRank, share_model
 from minigen.parallel.sharding import local_config
 from minigen.trace.events import Trace
+from tests.gpu import small_llama
 from tests.gpu.contexts import DEVICE
 
 HERE = torch.device(DEVICE)
@@ -33,29 +34,8 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 PROMPTS = ([3], [4, 9, 8, 7, 6], [5, 9, 2, 1])
 BUDGET = 8  # tokens of a step: the last prompt is computed in two, beside decodes
 NUM_TOKENS = 3  # of an answer
-CONFIG = ModelConfig(
-    family="llama",
-    vocab_size=97,  # its last share is narrower, of 2 ranks as of 3
-    hidden=64,
-    num_layers=2,
-    q_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=96,
-    max_positions=128,
-    norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_linear_factor=1.0,
-    rope_scaling=None,
-    tied_embeddings=False,
-    qkv_bias=True,
-    out_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    sliding_windows=(None, 3),
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+# Its vocabulary of 97 tokens has a narrower last share, of 2 ranks as of 3.
+CONFIG = replace(small_llama.CONFIG, qk_norm=True, sliding_windows=(None, 3))
 
 
 @dataclass(frozen=True)
