@@ -168,3 +168,24 @@ def test_a_failure_lost_by_an_interrupt_is_reported_at_the_next_call() -> None:
     hand._outcomes = usual
     with pytest.raises(WorkerError, match="communication thread has ended"):
         hand.call(lambda comm: 1)
+
+
+def test_the_thread_ends_after_a_thread_of_gloo_has_released_the_last_message() -> None:
+    holding: list[torch.Tensor] = []
+
+    class Held(SoloComm):
+        """Keeps a message as gloo's threads do, outside Python, until `holding` is empty."""
+
+        def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+            holding.append(x.view(-1))  # a view holds its base outside Python
+            return x
+
+    hand = CommThread(Held, lambda error: None)
+    assert hand.call(lambda comm: 1) == 1
+    hand._commands.put(None)
+    hand._thread.join(timeout=0.2)
+    assert holding
+    assert hand._thread.is_alive()
+    holding.clear()
+    hand.end()
+    assert not hand._thread.is_alive()

@@ -5,6 +5,7 @@ ranks as integers, in two messages. Each rank then runs the same layers on its o
 weights, keys and values. Block b of a sequence is block b on every rank.
 """
 
+import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -31,6 +32,7 @@ _STOP, _KEEPALIVE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
 POLL_SECONDS = 0.2  # time between two checks of the other processes during a step
 _FAILURE_SECONDS = 1.0  # time until a message to an ended rank has failed
+_RELEASE_SECONDS = 1.5  # time until gloo has released a message
 KEEPALIVE_SECONDS = 3600.0  # time without work after which rank 0 sends a keepalive message
 
 # Commands for rank 0's communication thread, each with a unique ticket, and their outcomes.
@@ -299,4 +301,18 @@ def _run_commands(
             if isinstance(error, WorkerError):
                 return
         del item, command  # the command may reference objects that should be freed
-    comm.broadcast(torch.full((_HEADER,), _STOP))
+    stop = torch.full((_HEADER,), _STOP)
+    comm.broadcast(stop)
+    _wait_until_released(stop)
+
+
+def _wait_until_released(message: Tensor) -> None:
+    """Wait a moment until only this thread holds a message that is complete.
+
+    A thread of gloo drops it last, needs Python's lock for that, and aborts the whole process if
+    Python exits meanwhile.
+    """
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    holders: Callable[[], int] = getattr(message, "_use_count", lambda: 1)  # private, not in stubs
+    while holders() > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
