@@ -20,6 +20,8 @@ from typing import Any
 
 import numba
 from llvmlite.binding import get_host_cpu_name
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
@@ -97,17 +99,33 @@ WANTED = cache_folder() / "kernels" / fingerprint()
 FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
 
 
+class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
+    """Numba's cache of a function's machine code, which does not start the compiler to load it.
+
+    Numba's own registers everything that the compiler knows first, from Unicode to linear algebra,
+    which takes longer than to load a whole step. Machine code needs only Numba's memory management.
+    If a signature is not in the cache, the compiler registers all that itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function for this signature, or None if it is not in the cache."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
 def cached_njit(function: Callable[..., Any]) -> Any:
     """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock."""
-    if FOLDER is None:
-        return numba.njit(nogil=True)(function)
-    settings: Any = numba.config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(FOLDER)
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        settings.CACHE_DIR = before
+    dispatcher: Any = numba.njit(nogil=True)(function)
+    if FOLDER is not None:
+        settings: Any = numba.config
+        before = settings.CACHE_DIR
+        settings.CACHE_DIR = str(FOLDER)
+        try:
+            dispatcher._cache = KernelCache(function)
+        finally:
+            settings.CACHE_DIR = before
+    return dispatcher
 
 
 def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
