@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import get_host_cpu_name
+from llvmlite.binding import add_symbol, get_host_cpu_name
 from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
+from numba.core.runtime import _nrt_python
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
@@ -103,13 +103,15 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
     """Numba's cache of a function's machine code, which does not start the compiler to load it.
 
     Numba's own registers everything that the compiler knows first, from Unicode to linear algebra,
-    which takes longer than to load a whole step. Machine code needs only Numba's memory management.
-    If a signature is not in the cache, the compiler registers all that itself.
+    which takes longer than to load a whole step. It also compiles its memory management. Machine
+    code that has been compiled needs only the C functions of that. If a signature is not in the
+    cache, the compiler does all that itself.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function for this signature, or None if it is not in the cache."""
-        rtsys.initialize(target_context)
+        for name, function in _nrt_python.c_helpers.items():
+            add_symbol(name if name.startswith("_") else f"NRT_{name}", function)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
 
