@@ -221,7 +221,13 @@ def read_gguf(path: Path, num_bytes: int | None = None) -> GGUFFile:
         mapped, size = torch.empty(num_bytes, dtype=torch.uint8, device="meta"), num_bytes
     _check_extents(path, descriptions, alignment, size - data_offset)
     tensors = {
-        each.name: StoredTensor(each.name, each.kind, each.shape, _rows(mapped, data_offset, each))
+        each.name: StoredTensor(
+            each.name,
+            each.kind,
+            each.shape,
+            _rows(mapped, data_offset, each),
+            is_mapped_file=num_bytes is None,
+        )
         for each in descriptions
     }
     offsets = {each.name: data_offset + each.offset for each in descriptions}

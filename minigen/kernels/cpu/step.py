@@ -18,7 +18,7 @@ from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.kv_layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
-from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers
+from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
 from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, load, store
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 from minigen.model.layers import rotary_frequencies, rotary_tables
@@ -211,10 +211,10 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
             return np.zeros((config.num_layers, 0), np.float32)
         return np.stack([tensors[each].dequantize(torch.float32).numpy() for each in names])
 
-    embedding = pack_layers([[tensors["model.embed_tokens.weight"]]], _HEAD_FORMS[form])
+    embedding = pack_rows(tensors["model.embed_tokens.weight"], _HEAD_FORMS[form])
     head = embedding
     if not config.tied_embeddings:
-        head = pack_layers([[tensors["lm_head.weight"]]], _HEAD_FORMS[form])
+        head = pack_rows(tensors["lm_head.weight"], _HEAD_FORMS[form])
     return Weights(
         embedding=embedding,
         attention_norm=in_float32("input_layernorm.weight"),
