@@ -1,6 +1,7 @@
 """The comparison with other engines: its loads, its counts, and the failures of a peer."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 from benchmarks.peers import comparing
 from benchmarks.peers import loads as asked
 from benchmarks.peers.answers import share_agreeing
-from benchmarks.peers.builds import FEATURES, Build, llama_cpp_build
+from benchmarks.peers.builds import Build, llama_cpp_build
 from benchmarks.peers.comparing import Comparison
 from benchmarks.peers.engines import ENGINES, chosen
 from benchmarks.peers.environments import Environments, SetupError, recipes, requirements_of
@@ -30,7 +31,6 @@ from benchmarks.peers.workers.static import in_batches
 from tools import results
 from tools.chapters import ROOT
 
-SYSTEM_INFO = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | "
 EPYC = Processor(
     "AMD EPYC", features_in("flags\t: fma f16c bmi2 avx avx2 avx512f avx512_vnni avx512_bf16\n")
 )
@@ -456,25 +456,34 @@ def test_a_pretended_processor_has_no_more_than_its_own_instructions() -> None:
     assert pretended.short_name == "intel-xeon-amx-avx2"
     assert pretended.instructions == ["AVX2"]
     assert pretended.variables == VARIABLES["avx2"] != XEON.variables == {}
-    assert Processor("old", frozenset({"avx"}), "avx2").usable == {"avx"}
+    assert pretended.can_pretend
+    assert not Processor("old", frozenset({"avx"}), "avx2").can_pretend
     assert {engine.environment for engine in chosen(None, "avx2")} == {None, "llama_cpp"}
     assert [engine.name for engine in chosen("vLLM", "avx2")] == []
 
 
 def test_llama_cpp_is_built_for_the_processor_and_its_report_is_checked() -> None:
-    native, by_hand = llama_cpp_build(EPYC), llama_cpp_build(XEON)
+    native, with_amx, arm = map(llama_cpp_build, (EPYC, XEON, ARM))
     old = llama_cpp_build(Processor(XEON.name, XEON.features, "avx2"))
-    assert "-DGGML_NATIVE=ON" in native.variables["CMAKE_ARGS"]
-    assert "-DGGML_AVX512_BF16=ON" in by_hand.variables["CMAKE_ARGS"]
+    assert len({build.name for build in (native, with_amx, old)}) == 3
+    assert native.problem(report_of(*native.wanted)) == ""
+    assert native.problem(report_of("AVX2", "AVX512")).startswith("the build lacks F16C, FMA, ")
+    assert with_amx.problem(report_of(*native.wanted)) == "the build lacks AVX_VNNI, AMX_INT8"
+    assert arm.wanted == ("NEON", "DOTPROD", "MATMUL_INT8", "SVE")
+    assert old.problem(report_of("F16C", "FMA", "BMI2", "AVX", "AVX2")) == ""
+    excess = old.problem(report_of(*with_amx.wanted))
+    assert excess.startswith("the build has AVX_VNNI, AVX512, ")
+    assert "AMX_INT8" in excess
     assert "AVX512" not in old.variables["CMAKE_ARGS"]
-    assert len({build.name for build in (native, by_hand, old)}) == 3
-    assert llama_cpp_build(ARM).wanted == ()
-    assert old.problem(SYSTEM_INFO) == ""
-    assert old.problem(f"{SYSTEM_INFO}AVX512 = 1 | ") == "the build has AVX512"
-    assert by_hand.problem(SYSTEM_INFO).startswith("the build lacks AVX_VNNI, AVX512, ")
-    full = SYSTEM_INFO + "".join(f"{each} = 1 | " for each in FEATURES.values())
-    assert native.problem(full) == by_hand.problem(full) == ""
-    assert by_hand.problem(f"{full}AMX_INT8 = 1 | REPACK = 1") == "the build has AMX_INT8"
+    assert "-DGGML_AVX2=ON" in old.variables["CMAKE_ARGS"]
+    assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in shlex.split(
+        with_amx.variables["CMAKE_ARGS"]
+    )
+
+
+def report_of(*features: str) -> str:
+    """Return llama.cpp's system info of a build with these features."""
+    return "CPU : SSE3 = 1 | " + "".join(f"{each} = 1 | " for each in features)
 
 
 def test_a_build_that_lacks_what_it_should_have_is_refused(

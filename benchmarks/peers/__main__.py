@@ -44,6 +44,8 @@ def main() -> None:
     processor = Processor.present(options.pretend)
     if sys.platform != "linux":
         sys.exit("This benchmark reads /proc to find other busy processes, so it needs Linux.")
+    if not processor.can_pretend:
+        sys.exit(f"{processor.name} has no {options.pretend}, so it cannot be pretended.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # ends the engine too
     if options.setup_only:
         set_up(options, processor)

@@ -54,6 +54,11 @@ class Processor:
         return cls(cpu_name(), features_in(_cpuinfo()), pretended)
 
     @property
+    def can_pretend(self) -> bool:
+        """Whether this processor has all that the pretended one has; true if none is pretended."""
+        return self.pretended is None or PRETENDED[self.pretended] <= self.features
+
+    @property
     def usable(self) -> frozenset[str]:
         """The instruction sets that an engine may use: fewer if a processor is pretended."""
         if self.pretended is None:
