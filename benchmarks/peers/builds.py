@@ -64,8 +64,8 @@ class Build:
 def llama_cpp_build(processor: Processor) -> Build:
     """Return the build that is the fastest of those that work on this processor.
 
-    llama.cpp's AMX code fills a structure and loads it with `_tile_loadconfig`. GCC 12 takes it that
-    this function reads 8 of the 64 bytes, so an optimized build drops the other stores, and ends
+    llama.cpp's AMX code fills a structure and loads it with `_tile_loadconfig`. For GCC 12 this
+    function reads only 8 of the 64 bytes, so an optimized build drops the other stores, and ends
     with SIGILL at the first product of quantized weights (GCC's amxtileintrin.h; llama.cpp's pull
     request 26954). Two options of GCC keep the stores.
     """
