@@ -52,6 +52,9 @@ def has_tiles() -> bool:
     return all(each in features for each in wanted) and permitted()
 
 
+USE_TILES = has_tiles()
+
+
 def configuration(shapes: dict[int, tuple[int, int]]) -> np.ndarray:
     """Return the 64 bytes that `configure` reads: the (rows, bytes per row) of each tile used."""
     found = np.zeros(64, np.uint8)

@@ -23,6 +23,7 @@ from llvmlite.binding import get_host_cpu_name
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
+from minigen.kernels.cpu.amx import USE_TILES
 from minigen.kernels.cpu.simd import target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
@@ -40,6 +41,7 @@ def fingerprint() -> str:
         str(sys.implementation.cache_tag),
         cpu_name or get_host_cpu_name(),
         target_features(),
+        f"AMX tiles: {USE_TILES}",  # the system may refuse them
     )
     for fact in facts:
         digest.update(fact.encode())
