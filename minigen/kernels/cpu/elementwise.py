@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from minigen.kernels.cpu.amx import ROWS, USE_TILES
+from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
@@ -38,7 +38,7 @@ class Tiled(NamedTuple):
     """Quantised inputs once more, for AMX tiles; without them the arrays are empty.
 
     `halves` are byte + zero, a whole number of at most eight bits, as bfloat16. Of every four the
-    middle ones change places, as in `minigen.kernels.cpu.tile_products.unpack`.
+    middle ones change places, as in `minigen.kernels.cpu.amx.products.unpack`.
     """
 
     halves: np.ndarray  # [tokens / 16, groups, 16 tokens, 32]

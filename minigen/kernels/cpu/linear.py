@@ -19,7 +19,15 @@ from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
-from minigen.kernels.cpu.amx import ROWS, USE_TILES
+from minigen.kernels.cpu.amx.products import (
+    PARTS,
+    begin_tiles,
+    by_tiles,
+    end_tiles,
+    products_of_tile,
+    unpack,
+)
+from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     FOUR,
@@ -36,14 +44,6 @@ from minigen.kernels.cpu.microkernels import (
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
 from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, store
-from minigen.kernels.cpu.tile_products import (
-    PARTS,
-    begin_tiles,
-    by_tiles,
-    end_tiles,
-    products_of_tile,
-    unpack,
-)
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -177,8 +177,18 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
     return run
 
 
-@njit
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    raise OutsideKernelError
+
+
+@overload(_run_task)
+def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
+        return lambda task, weights, layer, inputs, num_tokens, groups, pairs: None
+    return _run_by_vectors
+
+
+def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
     """Run a task for all tokens: the widest tiles first, then tiles of four, two and one."""
     if num_tokens > FEW:
         _write_pairs_of(task, weights, layer, groups, pairs)
@@ -253,9 +263,7 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
         for pair in range(taken * size, min(num_pairs, taken * size + size)):
             task = Gate(pair, hidden, ffn, products)
             if by_tiles(weights, num_tokens):
-                _run_by_tiles(
-                    task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles
-                )
+                _run_by_tiles(task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles)
             else:
                 _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
         taken = take(pool, num_tasks)

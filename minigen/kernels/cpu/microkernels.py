@@ -245,7 +245,7 @@ def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -
 
 @intrinsic
 def load_tile(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Return a tile whose row t holds the float32 numbers of `array` from `index + t * stride` on."""
+    """Return a tile whose row t holds sixteen floats of `array`, from `index + t * stride` on."""
     tile = types.UniTuple(FLOAT_LANES, tokens.count)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:

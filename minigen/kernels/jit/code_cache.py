@@ -23,7 +23,7 @@ from llvmlite.binding import get_host_cpu_name
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
-from minigen.kernels.cpu.amx import USE_TILES
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.simd import target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
@@ -32,7 +32,7 @@ SOURCES = Path(minigen.kernels.cpu.__path__[0])
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in sorted(SOURCES.rglob("*.py")):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]

@@ -1,17 +1,17 @@
-"""AMX: matrix instructions of Intel processors, on eight tile registers of up to 16 rows x 64 bytes.
+"""AMX: the matrix instructions of Intel processors, on eight tiles of up to 16 rows x 64 bytes.
 
 A dot product instruction multiplies two tiles and adds to a third one, C[m, n] += A[m, k] B[k, n]:
 
-    A: rows are tokens, 64 bytes are 64 bytes, or 32 bfloat16 numbers, of one token
-    B: rows are words of 4 bytes: row k holds word k (numbers 4k..4k+3, or 2k and 2k+1) of 16 outputs
+    A: rows are tokens; 64 bytes are 64 numbers of a byte, or 32 of bfloat16
+    B: row k holds, for 16 outputs, word k of 4 bytes: numbers 4k..4k+3, or 2k and 2k+1
     C: rows are tokens, 16 columns of int32 or float32 are outputs
 
 Tile registers have shapes, which a thread sets before its first tile instruction (`configure`) and
 gives up afterwards (`release`), so that the system has nothing to save when threads change. Linux
 lets a process use tiles only after it has asked for them (`permitted`).
 
-Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (LDTILECFG, TILELOADD,
-TDPBSUD, TDPBF16PS) and volume 1, chapter 18; Linux, Documentation/arch/x86/xstate.rst.
+Sources: Intel's Software Developer's Manual, volume 1, on programming with AMX, and volume 2
+(LDTILECFG, TILELOADD, TDPBSUD, TDPBF16PS); Linux, Documentation/arch/x86/xstate.rst.
 """
 
 import ctypes

@@ -1,14 +1,16 @@
 """Products of sixteen tokens with up to four panels of weights, by AMX tiles.
 
-A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole numbers
-of at most eight bits, which bfloat16 holds exactly, and so does float32 hold every sum of a group's 32
-products. So the dots are those of the vector instructions for bytes, whatever order the processor
-adds in, and what follows (scales, minima, and the sum over groups) is the same arithmetic in the same
-order: a token's products are bit-equal whether it is computed by tiles or by vectors.
+A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole
+numbers of at most eight bits. bfloat16 holds these exactly, and float32 holds every sum of their 32
+products exactly. So the dots are those of the vector instructions for bytes, in whatever order the
+processor adds. What follows (scales, minima, the sum over groups) is the same arithmetic in the
+same order. Therefore a token's products are bit-equal by tiles and by vectors.
 
-bfloat16 weights (`Pairs`) are summed up within the tile, in an order of its own: even and odd columns
-apart. So with AMX tiles are used for any number of tokens. A panel's group is one tile as it is in
-memory. 16 tokens are computed always; the rows of tokens that do not exist are not read by anyone.
+Products of bfloat16 weights (`Pairs`) are added up within the tile, in another order than that of
+vectors: even and odd columns apart. So a processor with AMX uses tiles for any number of tokens. A
+group of a panel is one tile, as it lies in memory.
+
+Tiles always compute sixteen tokens; the rows of tokens that do not exist are never used.
 
 Source for the order: Intel's Software Developer's Manual, volume 2, TDPBF16PS.
 """
@@ -20,7 +22,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from minigen.kernels.cpu.amx import (
+from minigen.kernels.cpu.amx.tiles import (
     NUM_TILES,
     ROW_BYTES,
     ROWS,
@@ -52,7 +54,7 @@ from minigen.kernels.cpu.simd import (
 PARTS = 4  # panels that are multiplied together
 SIXTEEN = (0,) * ROWS
 TILE = ROWS * NUM_LANES  # words of a tile
-_SHAPES = configuration({tile: (ROWS, ROW_BYTES) for tile in range(NUM_TILES)})
+_SHAPES = configuration(dict.fromkeys(range(NUM_TILES), (ROWS, ROW_BYTES)))
 
 
 class TileScratch(NamedTuple):
@@ -261,7 +263,9 @@ def _dots_into(total: int, left: int, right: int) -> Any:
 
     @njit(inline="always")
     def dots(tiled, first, group, groups, codes, part):
-        tile_load(left, tiled.halves, (first * groups + group * ROWS) * 2 * NUM_LANES, 2 * NUM_LANES)
+        tile_load(
+            left, tiled.halves, (first * groups + group * ROWS) * 2 * NUM_LANES, 2 * NUM_LANES
+        )
         tile_load(right, codes, (part * groups + group) * TILE, NUM_LANES)
         tile_zero(total)
         tile_bfloat_dots(total, left, right)
