@@ -19,6 +19,15 @@ from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
+from minigen.kernels.cpu.amx.products import (
+    PARTS,
+    begin_tiles,
+    by_tiles,
+    end_tiles,
+    products_of_tile,
+    unpack,
+)
+from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     FOUR,
@@ -34,7 +43,7 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, store
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -94,15 +103,95 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
             tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, 4
         )
         store_tile(products, part * 16, 64, tile)
-    for token in range(len(tokens)):
-        low = silu(load(products, token * 64)) * load(products, token * 64 + 32)
-        high = silu(load(products, token * 64 + 16)) * load(products, token * 64 + 48)
-        write_group(task.hidden, (first + token) * (task.ffn // 32) + task.pair, low, high)
+    _gate_products(task, products, first, len(tokens))
 
 
 @njit
+def _gate_products(task, products, first, num_tokens):
+    """Write SiLU(gate) x up of tokens, whose products are rows of two gate and two up panels."""
+    for token in range(num_tokens):
+        low = silu(load(products, token * 64)) * load(products, token * 64 + 32)
+        high = silu(load(products, token * 64 + 16)) * load(products, token * 64 + 48)
+        write_group(task.hidden, first + token, task.pair, task.ffn // 32, low, high)
+
+
+def _write_pairs_of(task: Any, weights: Any, layer: int, groups: int, pairs: Any) -> None:
+    """Write the pairs of all panels of a task."""
+    raise OutsideKernelError
+
+
+@overload(_write_pairs_of)
+def _write_pairs_of_task(task, weights, layer, groups, pairs):
+    if task.instance_class is Product:
+        return lambda task, weights, layer, groups, pairs: write_pairs(
+            weights, layer, task.panel, groups, pairs, 0
+        )
+
+    def write(task, weights, layer, groups, pairs):
+        for part in range(4):
+            write_pairs(weights, layer, 4 * task.pair + part, groups, pairs, part * groups * 16)
+
+    return write
+
+
+def _finish(task, count, products, first, num_tokens):
+    raise OutsideKernelError
+
+
+@overload(_finish)
+def _finish_task(task, count, products, first, num_tokens):
+    return _put_products if task.instance_class is Product else _gate_all
+
+
+def _put_products(task, count, products, first, num_tokens):
+    """Write, or add, the products of tokens with `count` panels to the output."""
+    for token in range(num_tokens):
+        at = (first + token) * task.width + task.panel * 16
+        for part in range(count):
+            product = load(products, token * 64 + part * 16)
+            if task.add:
+                product = product + load(task.out, at + part * 16)
+            store(task.out, at + part * 16, product)
+
+
+def _gate_all(task, count, products, first, num_tokens):
+    _gate_products(task, products, first, num_tokens)
+
+
+def _run_by_tiles(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+    raise OutsideKernelError
+
+
+@overload(_run_by_tiles)
+def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+    if not USE_TILES:
+        return lambda task, weights, layer, panel, count, inputs, num_tokens, groups, tiles: None
+
+    def run(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+        for part in range(count):
+            unpack(weights, layer, panel + part, groups, tiles, part)
+        for first in range(0, num_tokens, ROWS):
+            products_of_tile(weights, layer, panel, count, inputs, first, groups, tiles)
+            _finish(task, count, tiles.products, first, min(ROWS, num_tokens - first))
+
+    return run
+
+
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    raise OutsideKernelError
+
+
+@overload(_run_task)
+def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
+        return lambda task, weights, layer, inputs, num_tokens, groups, pairs: None
+    return _run_by_vectors
+
+
+def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
     """Run a task for all tokens: the widest tiles first, then tiles of four, two and one."""
+    if num_tokens > FEW:
+        _write_pairs_of(task, weights, layer, groups, pairs)
     if num_tokens == 1:
         _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
         return
@@ -133,19 +222,27 @@ def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
 @njit
 def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
-    pairs = np.empty(groups * 16, np.int32)
+    pairs, tiles = np.empty(groups * 16, np.int32), begin_tiles(weights, num_tokens, groups)
     num_panels = width // 16
     size = task_size(pool, num_panels)
+    if by_tiles(weights, num_tokens):
+        size = min(size, PARTS)
     num_tasks = -(-num_panels // size)
     next_phase(pool)
     taken = take(pool, num_tasks)
     while taken < num_tasks:
-        for panel in range(taken * size, min(num_panels, taken * size + size)):
-            if num_tokens > FEW:
-                write_pairs(weights, layer, panel, groups, pairs, 0)
-            task = Product(panel, out, width, add)
-            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        first, end = taken * size, min(num_panels, taken * size + size)
+        if by_tiles(weights, num_tokens):
+            task = Product(first, out, width, add)
+            _run_by_tiles(
+                task, weights, layer, first, end - first, inputs, num_tokens, groups, tiles
+            )
+        else:
+            for panel in range(first, end):
+                task = Product(panel, out, width, add)
+                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
         taken = take(pool, num_tasks)
+    end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
 
 
@@ -156,6 +253,7 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
     The weights alternate: two panels of gate's rows, two of up's, and so on.
     """
     pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
+    tiles = begin_tiles(weights, num_tokens, groups)
     num_pairs = ffn // 32
     size = task_size(pool, num_pairs)
     num_tasks = -(-num_pairs // size)
@@ -163,12 +261,13 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
     taken = take(pool, num_tasks)
     while taken < num_tasks:
         for pair in range(taken * size, min(num_pairs, taken * size + size)):
-            if num_tokens > FEW:
-                for part in range(4):
-                    write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
             task = Gate(pair, hidden, ffn, products)
-            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+            if by_tiles(weights, num_tokens):
+                _run_by_tiles(task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles)
+            else:
+                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
         taken = take(pool, num_tasks)
+    end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
 
 
@@ -187,7 +286,7 @@ class PanelLinear:
     ) -> Float[Tensor, "tokens out_features"]:
         num_tokens, width = len(x), sum(self.parts)
         flat = x.float().contiguous().numpy().reshape(-1)
-        inputs = (rounded if isinstance(self.weights, Pairs) else quantized)(flat.size)
+        inputs = (rounded if isinstance(self.weights, Pairs) else quantized)(*x.shape)
         out = np.empty(num_tokens * width, np.float32)
         groups = self.in_features // GROUP
         team_of(self.num_threads).run(

@@ -100,8 +100,8 @@ def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspac
         x=zeros(max_tokens * shape.hidden, np.float32),
         qkv=zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
         attention_out=zeros(max_tokens * heads_width, np.float32),
-        inputs=make_inputs(max_tokens * widest),
-        ffn_inputs=make_inputs(max_tokens * shape.ffn),
+        inputs=make_inputs(max_tokens, widest),
+        ffn_inputs=make_inputs(max_tokens, shape.ffn),
     )
 
 

@@ -352,6 +352,14 @@ keep_above = _float_operation(
     3,
 )
 fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
+# Of every four lanes the second and the third change places.
+middle_swapped = _float_operation(
+    lambda builder, args: builder.shuffle_vector(
+        *(2 * list(args)),
+        ir.Constant(WORDS, [lane // 4 * 4 + (0, 2, 1, 3)[lane % 4] for lane in range(NUM_LANES)]),
+    ),
+    1,
+)
 nearest = _float_operation(
     lambda builder, args: call(builder, "llvm.rint.v16f32", FLOATS, list(args)), 1
 )

@@ -25,6 +25,7 @@ from numba.core.runtime import _nrt_python
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.simd import target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
@@ -33,7 +34,7 @@ SOURCES = Path(minigen.kernels.cpu.__path__[0])
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in sorted(SOURCES.rglob("*.py")):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
@@ -42,6 +43,7 @@ def fingerprint() -> str:
         str(sys.implementation.cache_tag),
         cpu_name or get_host_cpu_name(),
         target_features(),
+        f"AMX tiles: {USE_TILES}",  # the system may refuse them
     )
     for fact in facts:
         digest.update(fact.encode())

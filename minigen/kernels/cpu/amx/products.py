@@ -1,0 +1,318 @@
+"""Products of sixteen tokens with up to four panels of weights, by AMX tiles.
+
+A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole
+numbers of at most eight bits. bfloat16 holds these exactly, and float32 holds every sum of their 32
+products exactly. So the dots are those of the vector instructions for bytes, in whatever order the
+processor adds. What follows (scales, minima, the sum over groups) is the same arithmetic in the
+same order. Therefore a token's products are bit-equal by tiles and by vectors.
+
+Products of bfloat16 weights (`Pairs`) are added up within the tile, in another order than that of
+vectors: even and odd columns apart. So a processor with AMX uses tiles for any number of tokens. A
+group of a panel is one tile, as it lies in memory.
+
+Tiles always compute sixteen tokens; the rows of tokens that do not exist are never used.
+
+Source for the order: Intel's Software Developer's Manual, volume 2, TDPBF16PS.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from minigen.kernels.cpu.amx.tiles import (
+    NUM_TILES,
+    ROW_BYTES,
+    ROWS,
+    USE_TILES,
+    configuration,
+    configure,
+    release,
+    tile_bfloat_dots,
+    tile_load,
+    tile_store,
+    tile_zero,
+)
+from minigen.kernels.cpu.microkernels import add_products, add_scaled, load_tile, store_tile, zeros
+from minigen.kernels.cpu.packed_weights import Codes4, Pairs
+from minigen.kernels.cpu.simd import (
+    CACHE_LINE,
+    FLOATS,
+    NUM_LANES,
+    WORD_LANES,
+    WORDS,
+    OutsideKernelError,
+    call,
+    load,
+    load_float16,
+    same,
+    store,
+)
+
+PARTS = 4  # panels that are multiplied together
+SIXTEEN = (0,) * ROWS
+TILE = ROWS * NUM_LANES  # words of a tile
+_SHAPES = configuration(dict.fromkeys(range(NUM_TILES), (ROWS, ROW_BYTES)))
+
+
+class TileScratch(NamedTuple):
+    """What a worker needs on its way from packed codes to products; all parts start a cache line.
+
+    `codes` are panels as tiles of bfloat16, `steps` their scales and minima as float32.
+    """
+
+    codes: np.ndarray  # [parts, groups, 16 pairs of columns, 16 outputs]
+    steps: np.ndarray  # [parts, groups, 2, 16 outputs]
+    dots: np.ndarray  # [2, 16 tokens, 16 outputs]
+    products: np.ndarray  # [16 tokens, parts, 16 outputs]
+
+
+def by_tiles(weights: Any, num_tokens: int) -> bool:
+    """Return whether tiles multiply so many tokens with these weights."""
+    raise OutsideKernelError
+
+
+FEWEST = 6  # tokens: with fewer of them vectors are faster, because a tile computes sixteen
+
+
+@overload(by_tiles)
+def _by_tiles(weights, num_tokens):
+    if not USE_TILES:
+        return lambda weights, num_tokens: False
+    if weights.instance_class is Pairs:
+        return lambda weights, num_tokens: True
+    return lambda weights, num_tokens: num_tokens >= FEWEST
+
+
+@njit
+def _line_of_words(num_words):
+    """Allocate words that start at a cache line."""
+    words = np.empty(num_words + CACHE_LINE // 4, np.int32)
+    first = -words.ctypes.data % CACHE_LINE // 4
+    return words[first : first + num_words]
+
+
+def begin_tiles(weights: Any, num_tokens: int, groups: int) -> Any:
+    """Set up the thread's tiles if they multiply so many tokens; return a worker's scratch."""
+    raise OutsideKernelError
+
+
+@overload(begin_tiles)
+def _begin_tiles(weights, num_tokens, groups):
+    if not USE_TILES:
+        return lambda weights, num_tokens, groups: None
+    packed = 0 if weights.instance_class is Pairs else PARTS
+
+    def begin(weights, num_tokens, groups):
+        parts = 0
+        if by_tiles(weights, num_tokens):
+            configure(_SHAPES, 0)
+            parts = packed
+        return TileScratch(
+            _line_of_words(parts * groups * TILE),
+            _line_of_words(parts * groups * 2 * NUM_LANES).view(np.float32),
+            _line_of_words(2 * TILE).view(np.float32),
+            _line_of_words(PARTS * TILE).view(np.float32),
+        )
+
+    return begin
+
+
+def end_tiles(weights: Any, num_tokens: int) -> None:
+    """Give up the thread's tiles if they were set up."""
+    raise OutsideKernelError
+
+
+@overload(end_tiles)
+def _end_tiles(weights, num_tokens):
+    if not USE_TILES:
+        return lambda weights, num_tokens: None
+
+    def end(weights, num_tokens):
+        if by_tiles(weights, num_tokens):
+            release()
+
+    return end
+
+
+_BFLOATS = [int(bits) for bits in np.arange(16, dtype=np.float32).view(np.uint32) >> 16]
+
+
+@intrinsic
+def _nibble_pairs(typingctx: Any, words: Any, shift: Any) -> Any:
+    """Return, as pairs of bfloat16, the 4 bits from `shift` on of each half of the words.
+
+    `vpermw` looks up each half in a table; it ignores all but the lowest five bits.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        halves = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
+        shift = builder.trunc(args[1], ir.IntType(32))
+        count = ir.Constant(WORDS, ir.Undefined)
+        for lane in range(NUM_LANES):
+            count = builder.insert_element(count, shift, ir.IntType(32)(lane))
+        index = builder.bitcast(builder.lshr(args[0], count), halves)
+        table = ir.Constant(halves, 2 * _BFLOATS)
+        found = call(builder, "llvm.x86.avx512.permvar.hi.512", halves, [table, index])
+        return builder.bitcast(found, WORDS)
+
+    return WORD_LANES(words, types.intp), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _byte_pairs(typingctx: Any, words: Any, byte: Any) -> Any:
+    """Return, as pairs of bfloat16, codes `byte` and `byte` + 2 of each word, less 128."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        signed = builder.xor(args[0], same(-0x7F7F7F80))
+        bits = []
+        for each in (byte.literal_value, byte.literal_value + 2):
+            whole = builder.ashr(builder.shl(signed, same(24 - 8 * each)), same(24))
+            bits.append(builder.bitcast(builder.sitofp(whole, FLOATS), WORDS))
+        return builder.or_(builder.lshr(bits[0], same(16)), builder.and_(bits[1], same(-65536)))
+
+    return WORD_LANES(words, byte), codegen
+
+
+def unpack(weights: Any, layer: int, panel: int, groups: int, scratch: Any, part: int) -> None:
+    """Write a panel's codes as tiles of bfloat16, and its scales and minima as float32.
+
+    Within every four columns the middle ones change places, as they do in the inputs.
+    """
+    raise OutsideKernelError
+
+
+@overload(unpack)
+def _unpack(weights, layer, panel, groups, scratch, part):
+    if weights.instance_class is Pairs:
+        return lambda weights, layer, panel, groups, scratch, part: None
+    return _unpack_codes4 if weights.instance_class is Codes4 else _unpack_codes8
+
+
+def _unpack_codes4(weights, layer, panel, groups, scratch, part):
+    words = weights.words[layer]
+    for group in range(groups):
+        at, to = (panel * groups + group) * 80, part * groups + group
+        for word in range(4):
+            both, row = load(words, at + word * 16), to * TILE + word * 32
+            store(scratch.codes, row, _nibble_pairs(both, 0))
+            store(scratch.codes, row + 16, _nibble_pairs(both, 8))
+            store(scratch.codes, row + 128, _nibble_pairs(both, 4))
+            store(scratch.codes, row + 144, _nibble_pairs(both, 12))
+        store(scratch.steps, to * 32, load_float16(words, at + 64))
+        store(scratch.steps, to * 32 + 16, load_float16(words, at + 72))
+
+
+def _unpack_codes8(weights, layer, panel, groups, scratch, part):
+    words = weights.words[layer]
+    for group in range(groups):
+        at, to = (panel * groups + group) * 136, part * groups + group
+        for word in range(8):
+            eight_bit, row = load(words, at + word * 16), to * TILE + word * 32
+            store(scratch.codes, row, _byte_pairs(eight_bit, 0))
+            store(scratch.codes, row + 16, _byte_pairs(eight_bit, 1))
+        store(scratch.steps, to * 32, load_float16(words, at + 128))
+
+
+def products_of_tile(
+    weights: Any, layer: int, panel: int, count: int, inputs: Any, first: int, groups: int,
+    scratch: Any,
+) -> None:  # fmt: skip
+    """Write the products of 16 tokens, from `first` on, with `count` panels to the scratch.
+
+    `unpack` has unpacked the panels.
+    """
+    raise OutsideKernelError
+
+
+@overload(products_of_tile)
+def _products_of_tile(weights, layer, panel, count, inputs, first, groups, scratch):
+    if weights.instance_class is Pairs:
+        return _products_of_pairs
+    return _products_of_codes(_add_four_bits if weights.instance_class is Codes4 else _add_bytes)
+
+
+def _products_of_pairs(weights, layer, panel, count, inputs, first, groups, scratch):
+    words, last = weights.words[layer], count - 1
+    one, two, three = min(1, last) * groups, min(2, last) * groups, last * groups
+    tile_zero(0)
+    tile_zero(1)
+    tile_zero(2)
+    tile_zero(3)
+    for group in range(groups):
+        at = panel * groups + group
+        tile_load(4, inputs.words, (first * groups + group * ROWS) * NUM_LANES, NUM_LANES)
+        tile_load(5, words, at * TILE, NUM_LANES)
+        tile_bfloat_dots(0, 4, 5)
+        tile_load(6, words, (at + one) * TILE, NUM_LANES)
+        tile_bfloat_dots(1, 4, 6)
+        tile_load(5, words, (at + two) * TILE, NUM_LANES)
+        tile_bfloat_dots(2, 4, 5)
+        tile_load(6, words, (at + three) * TILE, NUM_LANES)
+        tile_bfloat_dots(3, 4, 6)
+    tile_store(0, scratch.products, 0, PARTS * NUM_LANES)
+    tile_store(1, scratch.products, 16, PARTS * NUM_LANES)
+    tile_store(2, scratch.products, 32, PARTS * NUM_LANES)
+    tile_store(3, scratch.products, 48, PARTS * NUM_LANES)
+
+
+def _dots_into(total: int, left: int, right: int) -> Any:
+    """Make a function that computes the dots of a group in tile `total`, from two other tiles."""
+
+    @njit(inline="always")
+    def dots(tiled, first, group, groups, codes, part):
+        tile_load(
+            left, tiled.halves, (first * groups + group * ROWS) * 2 * NUM_LANES, 2 * NUM_LANES
+        )
+        tile_load(right, codes, (part * groups + group) * TILE, NUM_LANES)
+        tile_zero(total)
+        tile_bfloat_dots(total, left, right)
+
+    return dots
+
+
+_even_dots, _odd_dots = _dots_into(0, 4, 6), _dots_into(1, 5, 7)
+
+
+@njit(inline="always")
+def _add_bytes(total, tiled, scratch, own, at, odd):
+    """Add a group: its dots x scales x the scales of the inputs."""
+    dots, scale = load_tile(SIXTEEN, scratch.dots, odd * TILE, NUM_LANES), load(scratch.steps, at)
+    return add_scaled(total, dots, scale, tiled.scales, own, 1)
+
+
+@njit(inline="always")
+def _add_four_bits(total, tiled, scratch, own, at, odd):
+    """Add a group of 4-bit codes, and then its minima x the sums of the inputs."""
+    total = _add_bytes(total, tiled, scratch, own, at, odd)
+    return add_products(total, load(scratch.steps, at + 16), tiled.sums, own, 1)
+
+
+def _products_of_codes(add_group):
+    """Return the function for codes: dots leave the tiles through memory, group by group.
+
+    A tile's dots are stored a group later, and added another group later, when each step's result
+    is there: without that the processor would wait for each.
+    """
+
+    def products(weights, layer, panel, count, inputs, first, groups, scratch):
+        tiled, last = inputs.tiled, groups - 1
+        for part in range(count):
+            at, own = part * groups * 32, first * groups
+            total = zeros(SIXTEEN)
+            _even_dots(tiled, first, 0, groups, scratch.codes, part)
+            for group in range(0, groups + 1, 2):
+                _odd_dots(tiled, first, min(group + 1, last), groups, scratch.codes, part)
+                tile_store(0, scratch.dots, 0, NUM_LANES)
+                if group > 0:
+                    before = group - 1
+                    total = add_group(total, tiled, scratch, own + before * 16, at + before * 32, 1)
+                _even_dots(tiled, first, min(group + 2, last), groups, scratch.codes, part)
+                tile_store(1, scratch.dots, TILE, NUM_LANES)
+                if group < groups:
+                    total = add_group(total, tiled, scratch, own + group * 16, at + group * 32, 0)
+            store_tile(scratch.products, part * NUM_LANES, PARTS * NUM_LANES, total)
+
+    return products
