@@ -18,7 +18,7 @@ from numba import njit
 from numba.extending import overload
 
 from minigen.kernels.cpu import kv_bf16, kv_int8, kv_tiles
-from minigen.kernels.cpu.amx import has_tiles
+from minigen.kernels.cpu.amx import USE_TILES
 from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, Cache, tile_at
 from minigen.kernels.cpu.microkernels import EIGHT, FOUR, ONE, TWO
@@ -34,13 +34,11 @@ from minigen.kernels.cpu.simd import (
 )
 from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
-HAS_TILES = has_tiles()
-
 
 def _by_cache_type(name: str) -> Callable[..., Any]:
     """Return one function that dispatches on the type of its first argument, a cache."""
     in_bytes, in_pairs = getattr(kv_int8, name), getattr(kv_bf16, name)
-    if HAS_TILES:
+    if USE_TILES:
         in_pairs = getattr(kv_tiles, name, in_pairs)
 
     def chosen(*args: Any) -> Any:
@@ -69,7 +67,7 @@ def release_tiles(cache: Any) -> None:
 
 
 def _uses_tiles(cache: Any) -> bool:
-    return HAS_TILES and cache.instance_class is Cache
+    return USE_TILES and cache.instance_class is Cache
 
 
 @overload(most_rows)
