@@ -8,8 +8,9 @@ pytest.importorskip("numba")
 from jaxtyping import Float32, UInt16
 from numba import njit
 
-from minigen.kernels.cpu import kv_bf16, kv_tiles
-from minigen.kernels.cpu.amx import USE_TILES
+from minigen.kernels.cpu import kv_bf16
+from minigen.kernels.cpu.amx import kv_tiles
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.attention import Rows, score
 from minigen.kernels.cpu.kv_layout import (
     CHUNK,

@@ -17,8 +17,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from minigen.kernels.cpu import kv_bf16, kv_int8, kv_tiles
-from minigen.kernels.cpu.amx import USE_TILES
+from minigen.kernels.cpu import kv_bf16, kv_int8
+from minigen.kernels.cpu.amx import kv_tiles
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, Cache, tile_at
 from minigen.kernels.cpu.microkernels import EIGHT, FOUR, ONE, TWO

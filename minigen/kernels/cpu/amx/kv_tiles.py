@@ -8,8 +8,8 @@ sixteen, so a processor that has tiles uses them for every row.
 
 from numba import njit
 
-from minigen.kernels.cpu import amx
-from minigen.kernels.cpu.amx import (
+from minigen.kernels.cpu.amx import tiles
+from minigen.kernels.cpu.amx.tiles import (
     configuration,
     configure,
     tile_bfloat_dots,
@@ -36,7 +36,7 @@ def acquire(cache):
 
 def release(cache):
     """Give up the thread's tiles."""
-    amx.release()
+    tiles.release()
 
 
 def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
