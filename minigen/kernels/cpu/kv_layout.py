@@ -26,6 +26,7 @@ from minigen.kernels.cpu.simd import zeros
 
 TILE = 16  # tokens of a block in one SIMD vector
 CHUNK = 1024  # tokens whose keys, and then values, are processed together: they fit into L2
+MOST_ROWS = 16  # query rows of an attention task, on any processor
 
 
 class Shape(NamedTuple):
@@ -73,7 +74,8 @@ class Scratch(NamedTuple):
     """Scratch memory of a step's attention.
 
     Queries are [kv_heads, tokens x group, head_dim]; a chunk's scores and probabilities are
-    [workers, 8, CHUNK].
+    [workers, rows of a task, CHUNK]. `values` [workers, TILE / 2, head_dim] is a place for a
+    context's last values.
     """
 
     queries: np.ndarray
@@ -82,6 +84,7 @@ class Scratch(NamedTuple):
     scores: np.ndarray
     probs: np.ndarray
     prob_halves: np.ndarray
+    values: np.ndarray
 
 
 class ByteScratch(NamedTuple):
@@ -155,14 +158,15 @@ def make_scratch(
     shape: Shape, max_tokens: int, num_workers: int, kv_dtype: str
 ) -> Scratch | ByteScratch:
     """Allocate attention's scratch memory for steps of at most `max_tokens` tokens."""
-    query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
-    num_queries, num_rows = shape.kv_heads * query_rows, num_workers * 8
+    query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + MOST_ROWS
+    num_queries, num_rows = shape.kv_heads * query_rows, num_workers * MOST_ROWS
     scores = zeros(num_rows * CHUNK, np.float32)
     probs = zeros(num_rows * CHUNK // 2, np.int32)
     if kv_dtype == "bfloat16":
         queries = zeros(num_queries * shape.head_dim // 2, np.int32)
         halves = queries.view(np.uint16), probs.view(np.uint16)
-        return Scratch(queries, halves[0], query_rows, scores, probs, halves[1])
+        values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
+        return Scratch(queries, halves[0], query_rows, scores, probs, halves[1], values)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
         queries,
