@@ -718,5 +718,5 @@ def test_released_pages_leave_the_process_but_not_the_page_cache(tmp_path: Path)
 
 def _mapped_kilobytes(path: Path) -> int:
     """Return the resident memory of this process that is mapped from a file."""
-    _, _, rest = Path("/proc/self/smaps").read_text().partition(str(path))
+    _, _, rest = Path("/proc/self/smaps").read_text(encoding="utf-8").partition(str(path))
     return int(rest.partition("Rss:")[2].split()[0])
