@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from llvmlite.binding import add_symbol, get_host_cpu_name
 from numba.core.caching import FunctionCache
-from numba.core.runtime import _nrt_python
+from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
@@ -101,7 +101,7 @@ WANTED = cache_folder() / "kernels" / fingerprint()
 FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
 
 
-class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba has no types
+class KernelCache(FunctionCache):
     """Numba's cache of a function's machine code, which does not start the compiler to load it.
 
     Numba's own registers everything that the compiler knows first, from Unicode to linear algebra,
