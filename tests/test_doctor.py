@@ -38,7 +38,7 @@ KEYS = {
     "processor": "name architecture features multiplies_bfloat16 cores",
     "threads": "torch torch_interop kernels",
     "memory": "total available limit",
-    "torch": """cpu_capability git_version compiler blas onednn onednn_enabled openmp cuda
+    "torch": """cpu_capability git_version compiler blas onednn onednn_enabled openmp cuda mps
         float32_matmul_precision""",
     "packages": " ".join(PACKAGES),
     "environment": " ".join(VARIABLES),
@@ -140,6 +140,13 @@ def test_a_gpu_is_reported_with_its_option(report: Report, monkeypatch) -> None:
     (gpu,) = [each.found for each in findings if each.topic == "gpu"]
     assert gpu.startswith("a chip, 80 GB")
     assert "--device cuda" in gpu
+
+
+def test_an_apple_gpu_is_reported_with_its_option(report: Report, monkeypatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert looking._torch().mps
+    findings = with_findings(replace(report, torch=looking._torch())).findings
+    assert "--device mps" in next(each.found for each in findings if each.topic == "gpu")
 
 
 def test_a_damaged_default_model_is_found_despite_a_stored_hash(

@@ -162,6 +162,7 @@ def _torch() -> Torch:
         onednn_enabled=torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
         openmp=line(r"- OpenMP ([^\n]*)"),
         cuda=torch.version.cuda,
+        mps=torch.backends.mps.is_available(),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
     )
 

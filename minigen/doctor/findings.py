@@ -78,6 +78,8 @@ def _kernels(report: Report) -> Finding:
 
 def _gpu(report: Report) -> Finding:
     gpu = report.gpu
+    if report.torch.mps:
+        return Finding("gpu", "an Apple GPU (MPS); minigen uses it with --device mps")
     if gpu is None:
         return Finding("gpu", "none that torch can use; everything runs on the CPU")
     note = "minigen uses it with --device cuda"

@@ -65,7 +65,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Torch:
-    """torch's build, and the settings by which it chooses its kernels."""
+    """torch's build, and the settings by which it chooses its kernels.
+
+    `mps` says whether torch can compute on an Apple GPU here.
+    """
 
     cpu_capability: str
     git_version: str
@@ -75,6 +78,7 @@ class Torch:
     onednn_enabled: bool
     openmp: str | None
     cuda: str | None
+    mps: bool
     float32_matmul_precision: str
 
 

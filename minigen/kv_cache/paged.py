@@ -20,6 +20,7 @@ from torch.nn import functional
 from minigen.model.attention import attention
 from minigen.protocols import Attend
 
+CPU = torch.device("cpu")
 POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
 
 
@@ -56,7 +57,7 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 
 
 class KVPool:
-    """The memory of all blocks, including block 0."""
+    """The memory of all blocks, including block 0, on a device."""
 
     def __init__(
         self,
@@ -66,13 +67,11 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: torch.device = CPU,
     ):
         self.block_size = block_size
-        # Zeros, because masked values must not be NaN. They come from mmap, because the operating
-        # system gives a page memory only when it is first written.
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-        self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
+        self.kv = _zeros(shape, dtype, device)
 
     def store(
         self,
@@ -102,17 +101,36 @@ class KVPool:
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, for each pair (source, target)."""
         if pairs:
-            sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
-            self.kv[:, :, targets] = self.kv[:, :, sources]
+            sources, targets = torch.tensor(pairs).T.to(self.kv.device)
+            for layer in self.kv:  # one at a time, because the right side is in new memory
+                layer[:, targets] = layer[:, sources]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, because masked values must not be NaN.
+
+    In the CPU's memory they come from mmap, because the operating system gives a page memory only
+    when it is first written.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """Return attention over the pool for one batch: decodes in one call, prefills one by one."""
+    """Return attention over the pool for one batch: decodes in one call, prefills one by one.
+
+    The batch is in the CPU's memory, where its lengths are read without waiting for the pool's
+    device, and what attention computes with is copied to that device once.
+    """
+    device = pool.kv.device
+    slots, block_tables = batch.slots.to(device), batch.block_tables.to(device)
     longest = int(batch.context_lens[: batch.num_decodes].max()) if batch.num_decodes else 0
     num_blocks = -(-longest // pool.block_size)
-    tables = batch.block_tables[: batch.num_decodes, :num_blocks]
-    lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1)
-    position = torch.arange(num_blocks * pool.block_size)
+    tables = block_tables[: batch.num_decodes, :num_blocks]
+    lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1).to(device)
+    position = torch.arange(num_blocks * pool.block_size, device=device)
     masks = {
         window: (position < lengths)
         & (position >= lengths - (window or position.numel() + longest))
@@ -130,12 +148,12 @@ def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) ->
 
     def prefill(layer_id: int, row: int, q: Tensor) -> Tensor:
         length = int(batch.context_lens[row])
-        table = batch.block_tables[row, : -(-length // pool.block_size)]
+        table = block_tables[row, : -(-length // pool.block_size)]
         keys, values = (each[:length] for each in pool.gather(layer_id, table))
         return attention(q, keys, values, windows[layer_id])
 
     def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool.store(layer_id, k, v, batch.slots)
+        pool.store(layer_id, k, v, slots)
         starts = batch.query_starts
         outs = [decode(layer_id, q[: batch.num_decodes])] if batch.num_decodes else []
         for row in range(batch.num_decodes, len(starts) - 1):

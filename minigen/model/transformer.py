@@ -6,7 +6,7 @@ names of the tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -29,6 +29,7 @@ from minigen.protocols import Attend, Linear
 MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]
 AttendInLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # an `Attend`, bound to its layer
 Rotation = tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -238,17 +239,48 @@ def build_layer(
 
 
 def dense_linear(
-    dtype: torch.dtype,
+    dtype: torch.dtype, device: torch.device = _CPU
 ) -> Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], DenseLinear]:
-    """Return a `MakeLinear` whose layers dequantize their weights once, to `dtype`."""
+    """Return a `MakeLinear` whose layers dequantize their weights once, to `dtype` on `device`.
+
+    The weights are dequantized piecewise into the device's memory.
+    """
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
-        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
+        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype, device=device)
         for weight, rows in zip(weights, fused.split(parts), strict=True):
             weight.dequantize(out=rows)
             weight.release_pages()
         bias = torch.cat([each.dequantize(dtype) for each in biases]) if biases else None
-        return DenseLinear(fused, bias, parts)
+        return DenseLinear(fused, None if bias is None else bias.to(device), parts)
 
     return make
+
+
+def moved_to(model: Transformer, device: torch.device) -> Transformer:
+    """Move the model to `device`, except its linear layers, which must be there already.
+
+    A head that is the embedding itself is moved with it.
+    """
+    embedding, head = model.embedding.to(device), model.head
+    if isinstance(head, DenseLinear) and head.weight is model.embedding:
+        head = replace(head, weight=embedding)
+    return replace(
+        model,
+        embedding=embedding,
+        layers=tuple(_norms_moved_to(layer, device) for layer in model.layers),
+        norm=model.norm.to(device),
+        head=head,
+        frequencies=model.frequencies.to(device),
+    )
+
+
+def _norms_moved_to(layer: Layer, device: torch.device) -> Layer:
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.to(device),
+        q_norm=None if layer.q_norm is None else layer.q_norm.to(device),
+        k_norm=None if layer.k_norm is None else layer.k_norm.to(device),
+        ffn_norm=layer.ffn_norm.to(device),
+    )
