@@ -695,7 +695,7 @@ def test_types_have_the_numbers_of_the_library() -> None:
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT") or sys.platform != "linux", reason="Linux only")
 def test_released_pages_leave_the_process_but_not_the_page_cache(tmp_path: Path) -> None:
     path, numbers = tmp_path / "model.gguf", np.random.default_rng(0).random((512, 1024), "f4")
-    write_gguf(path, {"general.architecture": text("llama")}, {"weight": (numbers, None)})
+    write_gguf(path, "llama", {}, {"weight": (numbers, None)})
     with path.open("rb+") as written:
         os.fsync(written)  # only pages that are on the disk could be evicted
     file = read_gguf(path)
