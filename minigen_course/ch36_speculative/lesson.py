@@ -384,7 +384,7 @@ def compared(
     """
     spent: dict[str, list[float]] = {name: [] for name in llms}
     counts: dict[str, Any] = {}
-    first = replace(params, max_tokens=min(params.max_tokens, warm_up))
+    first = replace(params, max_tokens=min(params.max_tokens or warm_up, warm_up))
     for turn in (first, *repeat(params, repeats)):
         answers = []
         for name, llm in llms.items():

@@ -91,8 +91,8 @@ def inputs_of(
         return {}
 
     config = replace(checkpoint.config, num_layers=layer_id + 1)
-    as_is = {"sequential": False, "weigh_first": False, "first_layer": layer_id}
-    calibrate(config, checkpoint.tensors, pieces, keep, **as_is)
+    parts = (config, checkpoint.tensors, pieces, keep)
+    calibrate(*parts, sequential=False, weigh_first=False, first_layer=layer_id)
     return found
 
 
