@@ -7,7 +7,8 @@ is passed in: the tests run it on a CPU, and on torch's device "meta", where val
 torch 2.13 is needed, because earlier versions may return wrong attention on this device, without an
 error, for queries and keys that are not contiguous, or with a mask of a decode step (PyTorch's pull
 requests 181151 and 182285). This torch runs on macOS 14 and later, where the device has bfloat16.
-It has no float64, which no layer needs; sampling draws in float64, on the CPU.
+It has no float64, which no layer needs; sampling draws in float64, on the CPU. If the backend lacked
+an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FALLBACK.
 """
 
 from collections.abc import Callable
