@@ -535,7 +535,7 @@ from torch import Tensor
 
 
 class KVPool:
-    """The memory of all blocks, including block 0."""
+    """The memory of all blocks, including block 0, on a device."""
 
     def __init__(
         self,
@@ -545,6 +545,7 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: str | torch.device = "cpu",
     ):
         raise NotImplementedError  # your turn
 

@@ -7,8 +7,8 @@ is passed in: the tests run it on a CPU, and on torch's device "meta", where val
 torch 2.13 is needed, because earlier versions may return wrong attention on this device, without an
 error, for queries and keys that are not contiguous, or with a mask of a decode step (PyTorch's pull
 requests 181151 and 182285). This torch runs on macOS 14 and later, where the device has bfloat16.
-It has no float64, which no layer needs; sampling draws in float64, on the CPU. If the backend lacked
-an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FALLBACK.
+It has no float64, which no layer needs; sampling draws in float64, on the CPU. If the backend
+lacked an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FALLBACK.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minigen.assembly.device_memory import left_for_cache
+from minigen.assembly.cuda import left_for_cache
 from minigen.assembly.torch_layers import build_runner, memory_for
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.config import EngineConfig

@@ -20,7 +20,6 @@ from torch.nn import functional
 from minigen.model.attention import attention
 from minigen.protocols import Attend
 
-CPU = torch.device("cpu")
 POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
 
 
@@ -67,7 +66,7 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device = CPU,
+        device: str | torch.device = "cpu",
     ):
         self.block_size = block_size
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
@@ -106,13 +105,13 @@ class KVPool:
                 layer[:, targets] = layer[:, sources]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """Return zeros, because masked values must not be NaN.
 
     In the CPU's memory they come from mmap, because the operating system gives a page memory only
     when it is first written.
     """
-    if device.type != "cpu":
+    if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -112,10 +112,13 @@ class KernelCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function for this signature, or None if it is not in the cache."""
-        for name, function in _nrt_python.c_helpers.items():
-            add_symbol(name if name.startswith("_") else f"NRT_{name}", function)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
+        try:
+            for name, function in _nrt_python.c_helpers.items():
+                add_symbol(name if name.startswith("_") else f"NRT_{name}", function)
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(sig, target_context)
+        except AttributeError:  # another version of Numba calls these parts otherwise
+            return super().load_overload(sig, target_context)
 
 
 def cached_njit(function: Callable[..., Any]) -> Any:
