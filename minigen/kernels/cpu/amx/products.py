@@ -70,7 +70,7 @@ class TileScratch(NamedTuple):
 
 
 def by_tiles(weights: Any, num_tokens: int) -> bool:
-    """Return whether tiles multiply so many tokens with these weights."""
+    """Return whether tiles multiply this number of tokens with these weights."""
     raise OutsideKernelError
 
 
@@ -95,7 +95,7 @@ def _line_of_words(num_words):
 
 
 def begin_tiles(weights: Any, num_tokens: int, groups: int) -> Any:
-    """Set up the thread's tiles if they multiply so many tokens; return a worker's scratch."""
+    """Set up the thread's tiles if they are to be used, and return a worker's scratch."""
     raise OutsideKernelError
 
 
