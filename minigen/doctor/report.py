@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from minigen.errors import FileFormatError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The weight formats whose steps are compiled here, for a KV cache in bfloat16 and in int8."""
+    """The weight formats whose steps are compiled here, for a KV cache in bfloat16 and in int8.
+
+    `instructions` names those that multiply many tokens; None without Numba.
+    """
 
     compiled: list[str]
     compiled_for_int8_cache: list[str]
+    instructions: str | None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, store
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, prefetch, store
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -134,7 +134,26 @@ def _write_pairs_of_task(task, weights, layer, groups, pairs):
     return write
 
 
+def _prefetch_output(task: Any, first: int, num_tokens: int) -> None:
+    """Prefetch where a product's tokens are written, which is far away from one another."""
+    raise OutsideKernelError
+
+
+@overload(_prefetch_output)
+def _prefetch_output_of_task(task, first, num_tokens):
+    if task.instance_class is Gate:
+        return lambda task, first, num_tokens: None
+
+    def fetch(task, first, num_tokens):
+        for token in range(first, first + num_tokens):
+            for part in range(PARTS):
+                prefetch(task.out, token * task.width + (task.panel + part) * 16)
+
+    return fetch
+
+
 def _finish(task, count, products, first, num_tokens):
+    """Use the products of tokens with `count` panels, which are rows of four panels."""
     raise OutsideKernelError
 
 
@@ -159,6 +178,7 @@ def _gate_all(task, count, products, first, num_tokens):
 
 
 def _run_by_tiles(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+    """Run a task of `count` panels for all tokens, sixteen at a time."""
     raise OutsideKernelError
 
 
@@ -171,6 +191,7 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
         for part in range(count):
             unpack(weights, layer, panel + part, groups, tiles, part)
         for first in range(0, num_tokens, ROWS):
+            _prefetch_output(task, first, min(ROWS, num_tokens - first))
             products_of_tile(weights, layer, panel, count, inputs, first, groups, tiles)
             _finish(task, count, tiles.products, first, min(ROWS, num_tokens - first))
 
@@ -178,6 +199,7 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
 
 
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    """Run a task of the fewest panels for all tokens, by vector instructions."""
     raise OutsideKernelError
 
 

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
@@ -47,6 +48,16 @@ _FEATURES = target_features().split(",")
 HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
 HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
 HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
+
+
+def instructions() -> str:
+    """Return the name of the instructions by which many tokens are multiplied in this process."""
+    if USE_TILES:
+        return "AMX tiles"
+    if HAS_BYTE_DOTS:
+        return "AVX-512 VNNI"
+    known = {"+avx512f": "AVX-512", "+avx2": "AVX2", "+neon": "NEON"}
+    return next((name for each, name in known.items() if each in _FEATURES), "plain vectors")
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:

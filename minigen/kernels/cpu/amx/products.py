@@ -70,7 +70,7 @@ class TileScratch(NamedTuple):
 
 
 def by_tiles(weights: Any, num_tokens: int) -> bool:
-    """Return whether tiles multiply so many tokens with these weights."""
+    """Return whether tiles multiply this number of tokens with these weights."""
     raise OutsideKernelError
 
 
@@ -95,7 +95,7 @@ def _line_of_words(num_words):
 
 
 def begin_tiles(weights: Any, num_tokens: int, groups: int) -> Any:
-    """Set up the thread's tiles if they multiply so many tokens; return a worker's scratch."""
+    """Set up the thread's tiles if they are to be used, and return a worker's scratch."""
     raise OutsideKernelError
 
 
@@ -277,42 +277,46 @@ _even_dots, _odd_dots = _dots_into(0, 4, 6), _dots_into(1, 5, 7)
 
 
 @njit(inline="always")
-def _add_bytes(total, tiled, scratch, own, at, odd):
+def _add_bytes(total, tiled, scratch, own, at, group, dots_at):
     """Add a group: its dots x scales x the scales of the inputs."""
-    dots, scale = load_tile(SIXTEEN, scratch.dots, odd * TILE, NUM_LANES), load(scratch.steps, at)
-    return add_scaled(total, dots, scale, tiled.scales, own, 1)
+    dots = load_tile(SIXTEEN, scratch.dots, dots_at, NUM_LANES)
+    scale = load(scratch.steps, at + group * 32)
+    return add_scaled(total, dots, scale, tiled.scales, own + group * ROWS, 1)
 
 
 @njit(inline="always")
-def _add_four_bits(total, tiled, scratch, own, at, odd):
+def _add_four_bits(total, tiled, scratch, own, at, group, dots_at):
     """Add a group of 4-bit codes, and then its minima x the sums of the inputs."""
-    total = _add_bytes(total, tiled, scratch, own, at, odd)
-    return add_products(total, load(scratch.steps, at + 16), tiled.sums, own, 1)
+    total = _add_bytes(total, tiled, scratch, own, at, group, dots_at)
+    minimum = load(scratch.steps, at + group * 32 + 16)
+    return add_products(total, minimum, tiled.sums, own + group * ROWS, 1)
 
 
 def _products_of_codes(add_group):
     """Return the function for codes: dots leave the tiles through memory, group by group.
 
-    A tile's dots are stored a group later, and added another group later, when each step's result
-    is there: without that the processor would wait for each.
+    While the dots of one group are added, those of the next are stored, and those of the one after
+    it computed. In a tighter order the processor would wait for each. The last groups are computed
+    once more at the end and not used.
     """
 
     def products(weights, layer, panel, count, inputs, first, groups, scratch):
-        tiled, last = inputs.tiled, groups - 1
+        tiled, codes, last = inputs.tiled, scratch.codes, groups - 1
         for part in range(count):
             at, own = part * groups * 32, first * groups
             total = zeros(SIXTEEN)
-            _even_dots(tiled, first, 0, groups, scratch.codes, part)
-            for group in range(0, groups + 1, 2):
-                _odd_dots(tiled, first, min(group + 1, last), groups, scratch.codes, part)
-                tile_store(0, scratch.dots, 0, NUM_LANES)
-                if group > 0:
-                    before = group - 1
-                    total = add_group(total, tiled, scratch, own + before * 16, at + before * 32, 1)
-                _even_dots(tiled, first, min(group + 2, last), groups, scratch.codes, part)
+            _even_dots(tiled, first, 0, groups, codes, part)
+            _odd_dots(tiled, first, min(1, last), groups, codes, part)
+            tile_store(0, scratch.dots, 0, NUM_LANES)
+            for group in range(0, last, 2):
+                _even_dots(tiled, first, min(group + 2, last), groups, codes, part)
                 tile_store(1, scratch.dots, TILE, NUM_LANES)
-                if group < groups:
-                    total = add_group(total, tiled, scratch, own + group * 16, at + group * 32, 0)
+                total = add_group(total, tiled, scratch, own, at, group, 0)
+                _odd_dots(tiled, first, min(group + 3, last), groups, codes, part)
+                tile_store(0, scratch.dots, 0, NUM_LANES)
+                total = add_group(total, tiled, scratch, own, at, group + 1, TILE)
+            if groups % 2 == 1:
+                total = add_group(total, tiled, scratch, own, at, last, 0)
             store_tile(scratch.products, part * NUM_LANES, PARTS * NUM_LANES, total)
 
     return products
