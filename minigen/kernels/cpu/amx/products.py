@@ -74,7 +74,8 @@ def by_tiles(weights: Any, num_tokens: int) -> bool:
     raise OutsideKernelError
 
 
-FEWEST = 6  # tokens: with fewer of them vectors are faster, because a tile computes sixteen
+# Tokens from which on tiles are faster: they compute sixteen at a time, from unpacked codes.
+FEWEST_OF_CODES4, FEWEST_OF_CODES8 = 28, 48
 
 
 @overload(by_tiles)
@@ -83,7 +84,8 @@ def _by_tiles(weights, num_tokens):
         return lambda weights, num_tokens: False
     if weights.instance_class is Pairs:
         return lambda weights, num_tokens: True
-    return lambda weights, num_tokens: num_tokens >= FEWEST
+    fewest = FEWEST_OF_CODES4 if weights.instance_class is Codes4 else FEWEST_OF_CODES8
+    return lambda weights, num_tokens: num_tokens >= fewest
 
 
 @njit
