@@ -7,8 +7,8 @@ is passed in: the tests run it on a CPU, and on torch's device "meta", where val
 torch 2.13 is needed, because earlier versions may return wrong attention on this device, without an
 error, for queries and keys that are not contiguous, or with a mask of a decode step (PyTorch's pull
 requests 181151 and 182285). This torch runs on macOS 14 and later, where the device has bfloat16.
-It has no float64, which no layer needs; sampling draws in float64, on the CPU. If the backend lacked
-an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FALLBACK.
+It has no float64, which no layer needs; sampling draws in float64, on the CPU. If the backend
+lacked an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FALLBACK.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from minigen.assembly.device_memory import left_for_cache
+from minigen.assembly.cuda import left_for_cache
 from minigen.assembly.torch_layers import build_runner, memory_for
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.config import EngineConfig
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool, attend_paged
+from minigen.kv_cache.paged import PlacedKVPool, attend_paged
 from minigen.model.transformer import dense_linear
 from minigen.protocols import Runner
 from minigen.sampling.sampler import Choose, choose_tokens
@@ -86,7 +86,7 @@ class DevicePlan:
         config, options = self.checkpoint.config, self.options
         sizes = (config.kv_heads, options.block_size, config.head_dim, self.dtype, self.device)
         with memory_for(num_blocks, options.block_size):
-            pool = KVPool(config.num_layers, num_blocks, *sizes)
+            pool = PlacedKVPool(config.num_layers, num_blocks, *sizes)
         linears = (dense_linear(self.dtype, self.device), lambda head: head)
         where = (pool, attend_paged, self.dtype, self.device, linears)
         return build_runner(self.checkpoint, options, manager, num_threads, *where), lambda: None

@@ -57,7 +57,7 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 
 
 class KVPool:
-    """The memory of all blocks, including block 0, on a device."""
+    """The memory of all blocks, including block 0."""
 
     def __init__(
         self,
@@ -67,11 +67,13 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device = CPU,
     ):
         self.block_size = block_size
+        # Zeros, because masked values must not be NaN. They come from mmap, because the operating
+        # system gives a page memory only when it is first written.
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        self.kv = _zeros(shape, dtype, device)
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def store(
         self,
@@ -106,16 +108,22 @@ class KVPool:
                 layer[:, targets] = layer[:, sources]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros, because masked values must not be NaN.
+class PlacedKVPool(KVPool):
+    """A `KVPool` in the memory of `device`, which torch allocates at once, as zeros."""
 
-    In the CPU's memory they come from mmap, because the operating system gives a page memory only
-    when it is first written.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    def __init__(
+        self,
+        layers: int,
+        num_blocks: int,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.block_size = block_size
+        shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
 
 
 def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
