@@ -21,9 +21,10 @@ from minigen.assembly.cuda import left_for_cache
 from minigen.assembly.torch_layers import build_runner, memory_for
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.config import EngineConfig
+from minigen.engine.placement import PlacedKVPool
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import PlacedKVPool, attend_paged
+from minigen.kv_cache.paged import attend_paged
 from minigen.model.transformer import dense_linear
 from minigen.protocols import Runner
 from minigen.sampling.sampler import Choose, choose_tokens

@@ -108,24 +108,6 @@ class KVPool:
                 layer[:, targets] = layer[:, sources]
 
 
-class PlacedKVPool(KVPool):
-    """A `KVPool` in the memory of `device`, which torch allocates at once, as zeros."""
-
-    def __init__(
-        self,
-        layers: int,
-        num_blocks: int,
-        kv_heads: int,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.block_size = block_size
-        shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
-
-
 def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
     """Return attention over the pool for one batch: decodes in one call, prefills one by one.
 

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from minigen.engine.placement import PlacedKVPool
 from minigen.kernels.triton.decode_attention import num_splits, paged_decode_triton
 from minigen.kernels.triton.prefill_attention import flash_prefill_triton
-from minigen.kv_cache.paged import Batch, KVPool, PlacedKVPool
+from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend
 
 Heads = Float[Tensor, "tokens q_heads head_dim"]
