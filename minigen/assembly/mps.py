@@ -113,7 +113,7 @@ def plan(checkpoint: Checkpoint, options: EngineConfig) -> DevicePlan:
 def plan_on(
     device: torch.device, free: int, checkpoint: Checkpoint, options: EngineConfig
 ) -> DevicePlan:
-    """Choose how this model runs on a device of torch with so many bytes free."""
+    """Choose how this model runs on a device of torch that has `free` bytes left."""
     dtype = _DTYPES[options.weights]
     left = left_for_cache(free, checkpoint, options, dtype, _SHARE_FOR_CACHE)
     return DevicePlan(checkpoint, options, device, left)
