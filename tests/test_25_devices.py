@@ -171,7 +171,7 @@ def test_what_an_apple_gpu_does_not_run_is_refused(
         (True, True, "2.12.1+cpu", "has torch 2.12.1\\+cpu; use"),
     ],
 )
-def test_the_error_says_what_a_machine_lacks(
+def test_a_machine_that_lacks_something_is_refused_with_the_reason(
     tiny_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     built: bool,

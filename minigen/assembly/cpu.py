@@ -25,11 +25,11 @@ from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.quantized.matrix import QuantizedTensor
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.config import EngineConfig
-from minigen.engine.model_runner import CPU, AttentionBackend, BlockPool
+from minigen.engine.model_runner import AttentionBackend, BlockPool
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool, attend_paged
+from minigen.kv_cache.paged import CPU, KVPool, attend_paged
 from minigen.kv_cache.quantized import attend_coded
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, dense_linear

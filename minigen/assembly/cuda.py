@@ -213,11 +213,6 @@ def interpreted_attention(weights: str) -> AttentionBackend:
     return attend_triton
 
 
-def _need_triton(option: str) -> None:
-    if find_spec("triton") is None:
-        raise OptionError(f"{option} needs Triton: pip install 'minigen[gpu]' (for Linux).")
-
-
 def left_for_cache(
     free: int,
     checkpoint: "Checkpoint",
@@ -243,3 +238,8 @@ def left_for_cache(
     tables = config.max_positions * config.head_dim * 4
     weights = num_parameters * dtype.itemsize
     return max(int((free - weights - step - logits - tables) * share), 0)
+
+
+def _need_triton(option: str) -> None:
+    if find_spec("triton") is None:
+        raise OptionError(f"{option} needs Triton: pip install 'minigen[gpu]' (for Linux).")

@@ -21,9 +21,10 @@ from minigen.assembly.cuda import left_for_cache
 from minigen.assembly.torch_layers import build_runner, memory_for
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.config import EngineConfig
+from minigen.engine.placement import PlacedKVPool
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool, attend_paged
+from minigen.kv_cache.paged import attend_paged
 from minigen.model.transformer import dense_linear
 from minigen.protocols import Runner
 from minigen.sampling.sampler import Choose, choose_tokens
@@ -86,7 +87,7 @@ class DevicePlan:
         config, options = self.checkpoint.config, self.options
         sizes = (config.kv_heads, options.block_size, config.head_dim, self.dtype, self.device)
         with memory_for(num_blocks, options.block_size):
-            pool = KVPool(config.num_layers, num_blocks, *sizes)
+            pool = PlacedKVPool(config.num_layers, num_blocks, *sizes)
         linears = (dense_linear(self.dtype, self.device), lambda head: head)
         where = (pool, attend_paged, self.dtype, self.device, linears)
         return build_runner(self.checkpoint, options, manager, num_threads, *where), lambda: None

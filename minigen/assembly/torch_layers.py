@@ -9,10 +9,11 @@ import torch
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.config import EngineConfig
 from minigen.engine.model_runner import BlockPool, PagedRunner
+from minigen.engine.placement import moved_to
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.layers import DenseLinear
-from minigen.model.transformer import MakeLinear, build_transformer, moved_to
+from minigen.model.transformer import MakeLinear, build_transformer
 from minigen.protocols import Linear, Runner
 
 

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import Batch, KVPool, attend_paged, slots_of
+from minigen.kv_cache.paged import CPU, Batch, KVPool, attend_paged, slots_of
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
 from minigen.sequence import ScheduledChunk
 
-CPU = torch.device("cpu")
 AttentionBackend = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from minigen.model.attention import attention
 from minigen.protocols import Attend
 
+CPU = torch.device("cpu")
 POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
 
 
@@ -56,7 +57,7 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 
 
 class KVPool:
-    """The memory of all blocks, including block 0, on a device."""
+    """The memory of all blocks, including block 0."""
 
     def __init__(
         self,
@@ -66,11 +67,13 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: str | torch.device = "cpu",
     ):
         self.block_size = block_size
+        # Zeros, because masked values must not be NaN. They come from mmap, because the operating
+        # system gives a page memory only when it is first written.
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        self.kv = _zeros(shape, dtype, device)
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def store(
         self,
@@ -103,18 +106,6 @@ class KVPool:
             sources, targets = torch.tensor(pairs).T.to(self.kv.device)
             for layer in self.kv:  # one at a time, because the right side is in new memory
                 layer[:, targets] = layer[:, sources]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Return zeros, because masked values must not be NaN.
-
-    In the CPU's memory they come from mmap, because the operating system gives a page memory only
-    when it is first written.
-    """
-    if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:

@@ -6,7 +6,7 @@ names of the tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -256,31 +256,3 @@ def dense_linear(
         return DenseLinear(fused, None if bias is None else bias.to(device), parts)
 
     return make
-
-
-def moved_to(model: Transformer, device: torch.device) -> Transformer:
-    """Move the model to `device`, except its linear layers, which must be there already.
-
-    A head that is the embedding itself is moved with it.
-    """
-    embedding, head = model.embedding.to(device), model.head
-    if isinstance(head, DenseLinear) and head.weight is model.embedding:
-        head = replace(head, weight=embedding)
-    return replace(
-        model,
-        embedding=embedding,
-        layers=tuple(_norms_moved_to(layer, device) for layer in model.layers),
-        norm=model.norm.to(device),
-        head=head,
-        frequencies=model.frequencies.to(device),
-    )
-
-
-def _norms_moved_to(layer: Layer, device: torch.device) -> Layer:
-    return replace(
-        layer,
-        attention_norm=layer.attention_norm.to(device),
-        q_norm=None if layer.q_norm is None else layer.q_norm.to(device),
-        k_norm=None if layer.k_norm is None else layer.k_norm.to(device),
-        ffn_norm=layer.ffn_norm.to(device),
-    )

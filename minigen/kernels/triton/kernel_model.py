@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from minigen.engine.placement import moved_to
 from minigen.kernels.triton.elementwise import (
     rms_norm_triton,
     rotary_store_triton,
@@ -23,7 +24,7 @@ from minigen.kernels.triton.elementwise import (
 )
 from minigen.kernels.triton.matvec import matvec_triton
 from minigen.model.layers import DenseLinear, rotary_tables
-from minigen.model.transformer import Layer, Transformer, moved_to
+from minigen.model.transformer import Layer, Transformer
 from minigen.protocols import Linear
 
 ReadLayer = Callable[[int, Tensor], Tensor]  # attention of a layer, by its id and the queries
