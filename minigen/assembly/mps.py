@@ -13,6 +13,7 @@ lacked an operator, torch would raise an error that names PYTORCH_ENABLE_MPS_FAL
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ class DevicePlan:
         with memory_for(num_blocks, options.block_size):
             pool = PlacedKVPool(config.num_layers, num_blocks, *sizes)
         linears = (dense_linear(self.dtype, self.device), lambda head: head)
-        where = (pool, attend_paged, self.dtype, self.device, linears)
+        attend = partial(attend_paged, device=self.device)
+        where = (pool, attend, self.dtype, self.device, linears)
         return build_runner(self.checkpoint, options, manager, num_threads, *where), lambda: None
 
     def close(self) -> None:

@@ -108,13 +108,14 @@ class KVPool:
                 layer[:, targets] = layer[:, sources]
 
 
-def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
+def attend_paged(
+    pool: KVPool, batch: Batch, windows: SequenceOf[int | None], device: torch.device = CPU
+) -> Attend:
     """Return attention over the pool for one batch: decodes in one call, prefills one by one.
 
-    The batch is in the CPU's memory, where its lengths are read without waiting for the pool's
-    device, and what attention computes with is copied to that device once.
+    The pool is on `device`. The batch is in the CPU's memory, where its lengths are read without
+    waiting for the device, and what attention computes with is copied to the device once.
     """
-    device = pool.kv.device
     slots, block_tables = batch.slots.to(device), batch.block_tables.to(device)
     longest = int(batch.context_lens[: batch.num_decodes].max()) if batch.num_decodes else 0
     num_blocks = -(-longest // pool.block_size)
