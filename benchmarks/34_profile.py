@@ -50,6 +50,7 @@ def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, wo
         tokens, hidden, groups = len(packed.token_ids), shape.hidden, shape.hidden // 32
         heads, eps = shape.q_heads * shape.head_dim, shape.norm_eps
         width = heads + 2 * shape.kv_heads * shape.head_dim
+        room = work.products
         for layer in range(shape.layers):
             if part == 0:
                 normalize(
@@ -58,8 +59,9 @@ def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, wo
                 normalize(pool, work.x, tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
             elif part == 1:
                 multiply(
-                    pool, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False
-                )
+                    pool, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False,
+                    room,
+                )  # fmt: skip
             elif part == 2:
                 rotate_and_store(
                     pool, shape, layer, model.heads, packed, tokens, work.qkv, cache, scratch
@@ -72,21 +74,24 @@ def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, wo
                 prepare(pool, work.attention_out, tokens, heads, work.inputs)
             elif part == 5:
                 multiply(
-                    pool, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True
-                )
+                    pool, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True,
+                    room,
+                )  # fmt: skip
             elif part == 6:
                 multiply_and_gate(
                     pool, model.gate_up, layer, work.inputs, tokens, groups, shape.ffn,
-                    work.ffn_inputs,
+                    work.ffn_inputs, room,
                 )  # fmt: skip
             elif part == 7:
                 multiply(
                     pool, model.down, layer, work.ffn_inputs, tokens, shape.ffn // 32, work.x,
-                    hidden, True,
+                    hidden, True, room,
                 )  # fmt: skip
         if part == 8:
             rows = len(packed.logits_rows)
-            multiply(pool, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False)
+            multiply(
+                pool, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False, room
+            )
         leave_step(pool)
 
 

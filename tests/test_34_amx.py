@@ -28,7 +28,7 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_zero,
 )
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
-from minigen.kernels.cpu.linear import multiply, multiply_and_gate
+from minigen.kernels.cpu.linear import multiply, multiply_and_gate, product_scratch
 from minigen.kernels.cpu.packed_weights import PackedWeights, pack_layers
 from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kernels.jit.code_cache import fingerprint
@@ -51,7 +51,9 @@ def product(form: str, weights: PackedWeights, x: np.ndarray, width: int, add: b
     inputs: Any = (rounded if form == "bfloat16" else quantized)(num_tokens, columns)
     prepare(pool_of_one(), x.reshape(-1), num_tokens, columns, inputs)
     out = np.full(num_tokens * width, 0.5 if add else np.nan, np.float32)
-    multiply(pool_of_one(), weights, 0, inputs, num_tokens, columns // 32, out, width, add)
+    groups = columns // 32
+    room = product_scratch(form == "bfloat16", groups, 1)
+    multiply(pool_of_one(), weights, 0, inputs, num_tokens, groups, out, width, add, room)
     return out.reshape(num_tokens, width)
 
 
@@ -61,9 +63,11 @@ def gated(form: str, gate_up: PackedWeights, x: np.ndarray, down: PackedWeights)
     make: Any = rounded if form == "bfloat16" else quantized
     inputs, hidden = make(num_tokens, columns), make(num_tokens, 64)
     prepare(pool_of_one(), x.reshape(-1), num_tokens, columns, inputs)
-    multiply_and_gate(pool_of_one(), gate_up, 0, inputs, num_tokens, columns // 32, 64, hidden)
+    groups = columns // 32
+    room = product_scratch(form == "bfloat16", groups, 1)
+    multiply_and_gate(pool_of_one(), gate_up, 0, inputs, num_tokens, groups, 64, hidden, room)
     out = np.empty(num_tokens * 16, np.float32)
-    multiply(pool_of_one(), down, 0, hidden, num_tokens, 2, out, 16, False)
+    multiply(pool_of_one(), down, 0, hidden, num_tokens, 2, out, 16, False, room)
     return out.reshape(num_tokens, 16)
 
 

@@ -148,7 +148,7 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer
 @njit
 def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
     """Apply biases, norms and rotation; write queries to `scratch`, keys and values to slots."""
-    buffer = np.empty(shape.head_dim, np.uint16)
+    buffer = scratch.head[pool.worker]
     size = task_size(pool, num_tokens)
     num_tasks = -(-num_tokens // size)
     next_phase(pool)
@@ -300,7 +300,7 @@ def _num_tasks(shape, packed, sequence, most):
     return (num_tokens * (shape.q_heads // shape.kv_heads) + most - 1) // most
 
 
-@njit
+@njit(inline="always")
 def _rows_of(shape, packed, sequence, head, task, most):
     token = packed.query_starts[sequence]
     num_tokens = packed.query_starts[sequence + 1] - token
@@ -312,8 +312,7 @@ def _rows_of(shape, packed, sequence, head, task, most):
 @njit
 def attend(pool, shape, layer, window, packed, cache, scratch, out):
     """Write attention of the queries in `scratch` to out[tokens, q_heads x head_dim]."""
-    most, num_tasks = most_rows(cache), 0
-    acc = np.empty(most * (shape.head_dim + 2), np.float32)  # rows, their sums and peaks
+    most, num_tasks, acc = most_rows(cache), 0, scratch.totals[pool.worker]
     acquire_tiles(cache)
     for sequence in range(len(packed.query_starts) - 1):
         num_tasks += shape.kv_heads * _num_tasks(shape, packed, sequence, most)

@@ -75,7 +75,9 @@ class Scratch(NamedTuple):
 
     Queries are [kv_heads, tokens x group, head_dim]; a chunk's scores and probabilities are
     [workers, rows of a task, CHUNK]. `values` [workers, TILE / 2, head_dim] is a place for a
-    context's last values.
+    context's last values. `totals` [workers, rows of a task x (head_dim + 2)] are the rows' sums of
+    values, then their sums of probabilities, then their largest scores. `head` [workers, head_dim]
+    is a place for the key or value of one head on its way to the cache.
     """
 
     queries: np.ndarray
@@ -85,6 +87,8 @@ class Scratch(NamedTuple):
     probs: np.ndarray
     prob_halves: np.ndarray
     values: np.ndarray
+    totals: np.ndarray
+    head: np.ndarray
 
 
 class ByteScratch(NamedTuple):
@@ -93,7 +97,8 @@ class ByteScratch(NamedTuple):
     A query is bytes, a scale, and a start of -128 x the bytes' sum: its dot products start there,
     to cancel the 128 that was added to the cache's bytes. A row's probabilities are two bytes each,
     [2, CHUNK]; `prob_scales` [workers, 8, 3] holds the scales of both bytes and the same
-    correction. `value_scales` [workers, CHUNK] are gathered by `score`.
+    correction. `value_scales` [workers, CHUNK] are gathered by `score`. `totals` and `head` are
+    those of `Scratch`.
     """
 
     queries: np.ndarray
@@ -106,6 +111,8 @@ class ByteScratch(NamedTuple):
     prob_codes: np.ndarray
     prob_scales: np.ndarray
     value_scales: np.ndarray
+    totals: np.ndarray
+    head: np.ndarray
 
 
 def _map_zeros(num_bytes: int) -> mmap.mmap:
@@ -162,11 +169,14 @@ def make_scratch(
     num_queries, num_rows = shape.kv_heads * query_rows, num_workers * MOST_ROWS
     scores = zeros(num_rows * CHUNK, np.float32)
     probs = zeros(num_rows * CHUNK // 2, np.int32)
+    totals = zeros((num_workers, MOST_ROWS * (shape.head_dim + 2)), np.float32)
+    head = zeros((num_workers, shape.head_dim), np.uint16)
     if kv_dtype == "bfloat16":
         queries = zeros(num_queries * shape.head_dim // 2, np.int32)
         halves = queries.view(np.uint16), probs.view(np.uint16)
         values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
-        return Scratch(queries, halves[0], query_rows, scores, probs, halves[1], values)
+        own = (scores, probs, halves[1], values, totals, head)
+        return Scratch(queries, halves[0], query_rows, *own)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
         queries,
@@ -179,6 +189,8 @@ def make_scratch(
         probs.view(np.int8),
         zeros(num_rows * 3, np.float32),
         zeros(num_workers * CHUNK, np.float32),
+        totals,
+        head,
     )
 
 

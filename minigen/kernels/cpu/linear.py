@@ -20,14 +20,17 @@ from torch import Tensor
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
 from minigen.kernels.cpu.amx.products import (
+    BLOCK,
     PARTS,
     begin_tiles,
     by_tiles,
     end_tiles,
-    products_of_tile,
+    products_of_block,
+    tile_scratch,
+    tiles_of_worker,
     unpack,
 )
-from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     FOUR,
@@ -43,7 +46,7 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, prefetch, store
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, store, zeros
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -134,24 +137,6 @@ def _write_pairs_of_task(task, weights, layer, groups, pairs):
     return write
 
 
-def _prefetch_output(task: Any, first: int, num_tokens: int) -> None:
-    """Prefetch where a product's tokens are written, which is far away from one another."""
-    raise OutsideKernelError
-
-
-@overload(_prefetch_output)
-def _prefetch_output_of_task(task, first, num_tokens):
-    if task.instance_class is Gate:
-        return lambda task, first, num_tokens: None
-
-    def fetch(task, first, num_tokens):
-        for token in range(first, first + num_tokens):
-            for part in range(PARTS):
-                prefetch(task.out, token * task.width + (task.panel + part) * 16)
-
-    return fetch
-
-
 def _finish(task, count, products, first, num_tokens):
     """Use the products of tokens with `count` panels, which are rows of four panels."""
     raise OutsideKernelError
@@ -190,10 +175,10 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
     def run(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
         for part in range(count):
             unpack(weights, layer, panel + part, groups, tiles, part)
-        for first in range(0, num_tokens, ROWS):
-            _prefetch_output(task, first, min(ROWS, num_tokens - first))
-            products_of_tile(weights, layer, panel, count, inputs, first, groups, tiles)
-            _finish(task, count, tiles.products, first, min(ROWS, num_tokens - first))
+        for first in range(0, num_tokens, BLOCK):
+            size = min(BLOCK, num_tokens - first)
+            products_of_block(weights, layer, panel, count, inputs, first, size, groups, tiles)
+            _finish(task, count, tiles.products, first, size)
 
     return run
 
@@ -241,10 +226,28 @@ def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
         _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
 
 
+class ProductScratch(NamedTuple):
+    """The workers' memory for products; the first axis is workers."""
+
+    pairs: np.ndarray  # [4 panels, groups, 16 lanes]
+    products: np.ndarray  # [8 tokens, 4 panels, 16 lanes]
+    tiles: Any
+
+
+def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> ProductScratch:
+    """Allocate the workers' memory for products of up to `groups` groups."""
+    return ProductScratch(
+        zeros((num_workers, 4 * groups * NUM_LANES), np.int32),
+        zeros((num_workers, 8 * 4 * NUM_LANES), np.float32),
+        tile_scratch(in_bfloat16, groups, num_workers),
+    )
+
+
 @njit
-def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add):
+def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
-    pairs, tiles = np.empty(groups * 16, np.int32), begin_tiles(weights, num_tokens, groups)
+    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    begin_tiles(weights, num_tokens)
     num_panels = width // 16
     size = task_size(pool, num_panels)
     if by_tiles(weights, num_tokens):
@@ -269,13 +272,14 @@ def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add):
 
 
 @njit
-def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden):
+def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden, scratch):
     """Compute hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), as product inputs.
 
     The weights alternate: two panels of gate's rows, two of up's, and so on.
     """
-    pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
-    tiles = begin_tiles(weights, num_tokens, groups)
+    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    products = scratch.products[pool.worker]
+    begin_tiles(weights, num_tokens)
     num_pairs = ffn // 32
     size = task_size(pool, num_pairs)
     num_tasks = -(-num_pairs // size)
@@ -306,23 +310,25 @@ class PanelLinear:
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        num_tokens, width = len(x), sum(self.parts)
+        num_tokens, width, groups = len(x), sum(self.parts), self.in_features // GROUP
         flat = x.float().contiguous().numpy().reshape(-1)
-        inputs = (rounded if isinstance(self.weights, Pairs) else quantized)(*x.shape)
+        in_bfloat16 = isinstance(self.weights, Pairs)
+        inputs = (rounded if in_bfloat16 else quantized)(*x.shape)
         out = np.empty(num_tokens * width, np.float32)
-        groups = self.in_features // GROUP
+        sizes = (num_tokens, groups, out, width)
+        scratch = product_scratch(in_bfloat16, groups, self.num_threads)
         team_of(self.num_threads).run(
-            2, _prepare_and_multiply, self.weights, flat, inputs, num_tokens, groups, out, width
+            2, _prepare_and_multiply, self.weights, flat, inputs, *sizes, scratch
         )
         made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
 @njit(nogil=True)
-def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width):
+def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)
-        multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False)
+        multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False, scratch)
         leave_step(pool)
 
 

@@ -51,6 +51,7 @@ class Workspace(NamedTuple):
     attention_out: np.ndarray  # [tokens, q_heads x head_dim]
     inputs: Any  # of the next product
     ffn_inputs: Any
+    products: Any  # what workers need while they multiply
 
 
 def embed_row(embedding: Any, token_id: int, width: int, out: Any, at: int) -> None:
@@ -129,12 +130,15 @@ def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits
     hidden, groups = shape.hidden, shape.hidden // 32
     heads_width = shape.q_heads * shape.head_dim
     qkv_width = heads_width + 2 * shape.kv_heads * shape.head_dim
+    room = work.products
     _embed(pool, model.embedding, packed.token_ids, hidden, work.x)
     for layer in range(shape.layers):
         norm, eps = model.attention_norm[layer], shape.norm_eps
         normalize(pool, work.x, num_tokens, hidden, norm, eps, work.inputs)
         qkv = work.qkv
-        multiply(pool, model.qkv, layer, work.inputs, num_tokens, groups, qkv, qkv_width, False)
+        multiply(
+            pool, model.qkv, layer, work.inputs, num_tokens, groups, qkv, qkv_width, False, room
+        )
         rotate_and_store(pool, shape, layer, model.heads, packed, num_tokens, qkv, cache, scratch)
         if layer == shape.layers - 1 and num_rows == 0:
             return
@@ -145,15 +149,15 @@ def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits
             num_tokens = num_rows
         prepare(pool, work.attention_out, num_tokens, heads_width, work.inputs)
         width = heads_width // 32
-        multiply(pool, model.out, layer, work.inputs, num_tokens, width, work.x, hidden, True)
+        multiply(pool, model.out, layer, work.inputs, num_tokens, width, work.x, hidden, True, room)
         normalize(pool, work.x, num_tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
         inputs, width = work.ffn_inputs, shape.ffn // 32
         multiply_and_gate(
-            pool, model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, inputs
+            pool, model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, inputs, room
         )
-        multiply(pool, model.down, layer, inputs, num_tokens, width, work.x, hidden, True)
+        multiply(pool, model.down, layer, inputs, num_tokens, width, work.x, hidden, True, room)
     normalize(pool, work.x, num_rows, hidden, model.norm, shape.norm_eps, work.inputs)
-    multiply(pool, model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False)
+    multiply(pool, model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False, room)
 
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

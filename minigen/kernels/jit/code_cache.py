@@ -34,7 +34,7 @@ SOURCES = Path(minigen.kernels.cpu.__path__[0])
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.rglob("*.py")):
+    for source in (Path(__file__), *sorted(SOURCES.rglob("*.py"))):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
@@ -121,9 +121,15 @@ class KernelCache(FunctionCache):
             return super().load_overload(sig, target_context)
 
 
-def cached_njit(function: Callable[..., Any]) -> Any:
-    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock."""
-    dispatcher: Any = numba.njit(nogil=True)(function)
+def cached_njit(function: Callable[..., Any], counts_references: bool = True) -> Any:
+    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock.
+
+    Numba counts the references to every array that a function reads from a named tuple, with an
+    atomic instruction, on which all workers wait for each other. A function that allocates nothing
+    (nor any that it calls) needs no counting: its caller keeps the arrays alive.
+    """
+    options = {"nogil": True} if counts_references else {"nogil": True, "_nrt": False}
+    dispatcher: Any = numba.njit(**options)(function)
     if FOLDER is not None:
         settings: Any = numba.config
         before = settings.CACHE_DIR

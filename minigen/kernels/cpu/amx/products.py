@@ -1,4 +1,4 @@
-"""Products of sixteen tokens with up to four panels of weights, by AMX tiles.
+"""Products of up to 128 tokens with up to four panels of weights, by AMX tiles.
 
 A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole
 numbers of at most eight bits. bfloat16 holds these exactly, and float32 holds every sum of their 32
@@ -38,7 +38,6 @@ from minigen.kernels.cpu.amx.tiles import (
 from minigen.kernels.cpu.microkernels import add_products, add_scaled, load_tile, store_tile, zeros
 from minigen.kernels.cpu.packed_weights import Codes4, Pairs
 from minigen.kernels.cpu.simd import (
-    CACHE_LINE,
     FLOATS,
     NUM_LANES,
     WORD_LANES,
@@ -50,23 +49,28 @@ from minigen.kernels.cpu.simd import (
     same,
     store,
 )
+from minigen.kernels.cpu.simd import zeros as aligned_zeros
 
 PARTS = 4  # panels that are multiplied together
+BLOCK = 128  # tokens whose products are kept until all panels of a task are done
+MOST_GROUPS = 18  # of two panels: 36 KiB as tiles, of the 48 KiB of an L1 cache
 SIXTEEN = (0,) * ROWS
 TILE = ROWS * NUM_LANES  # words of a tile
+ROW = PARTS * NUM_LANES  # products of a token
 _SHAPES = configuration(dict.fromkeys(range(NUM_TILES), (ROWS, ROW_BYTES)))
 
 
 class TileScratch(NamedTuple):
     """What a worker needs on its way from packed codes to products; all parts start a cache line.
 
-    `codes` are panels as tiles of bfloat16, `steps` their scales and minima as float32.
+    `codes` are panels as tiles of bfloat16, `steps` their scales and minima as float32. The first
+    axis is workers.
     """
 
     codes: np.ndarray  # [parts, groups, 16 pairs of columns, 16 outputs]
     steps: np.ndarray  # [parts, groups, 2, 16 outputs]
     dots: np.ndarray  # [2, 16 tokens, 16 outputs]
-    products: np.ndarray  # [16 tokens, parts, 16 outputs]
+    products: np.ndarray  # [BLOCK tokens, parts, 16 outputs]
 
 
 def by_tiles(weights: Any, num_tokens: int) -> bool:
@@ -88,36 +92,40 @@ def _by_tiles(weights, num_tokens):
     return lambda weights, num_tokens: num_tokens >= fewest
 
 
-@njit
-def _line_of_words(num_words):
-    """Allocate words that start at a cache line."""
-    words = np.empty(num_words + CACHE_LINE // 4, np.int32)
-    first = -words.ctypes.data % CACHE_LINE // 4
-    return words[first : first + num_words]
+def tile_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> TileScratch:
+    """Allocate scratch for products of up to `groups` groups, empty without AMX."""
+    parts, tile_sums = (0 if in_bfloat16 else PARTS), BLOCK * ROW
+    if not USE_TILES:
+        parts = tile_sums = 0
+    return TileScratch(
+        aligned_zeros((num_workers, parts * groups * TILE), np.int32),
+        aligned_zeros((num_workers, parts * groups * 2 * NUM_LANES), np.float32),
+        aligned_zeros((num_workers, 2 * TILE), np.float32),
+        aligned_zeros((num_workers, tile_sums), np.float32),
+    )
 
 
-def begin_tiles(weights: Any, num_tokens: int, groups: int) -> Any:
-    """Set up the thread's tiles if they are to be used, and return a worker's scratch."""
+@njit(inline="always")
+def tiles_of_worker(scratch, worker):
+    """Return a worker's part of the scratch."""
+    return TileScratch(
+        scratch.codes[worker], scratch.steps[worker], scratch.dots[worker], scratch.products[worker]
+    )
+
+
+def begin_tiles(weights: Any, num_tokens: int) -> None:
+    """Set up the thread's tiles if they are to be used."""
     raise OutsideKernelError
 
 
 @overload(begin_tiles)
-def _begin_tiles(weights, num_tokens, groups):
+def _begin_tiles(weights, num_tokens):
     if not USE_TILES:
-        return lambda weights, num_tokens, groups: None
-    packed = 0 if weights.instance_class is Pairs else PARTS
+        return lambda weights, num_tokens: None
 
-    def begin(weights, num_tokens, groups):
-        parts = 0
+    def begin(weights, num_tokens):
         if by_tiles(weights, num_tokens):
             configure(_SHAPES, 0)
-            parts = packed
-        return TileScratch(
-            _line_of_words(parts * groups * TILE),
-            _line_of_words(parts * groups * 2 * NUM_LANES).view(np.float32),
-            _line_of_words(2 * TILE).view(np.float32),
-            _line_of_words(PARTS * TILE).view(np.float32),
-        )
 
     return begin
 
@@ -218,32 +226,46 @@ def _unpack_codes8(weights, layer, panel, groups, scratch, part):
         store(scratch.steps, to * 32, load_float16(words, at + 128))
 
 
-def products_of_tile(
-    weights: Any, layer: int, panel: int, count: int, inputs: Any, first: int, groups: int,
-    scratch: Any,
+def products_of_block(
+    weights: Any, layer: int, panel: int, count: int, inputs: Any, first: int, num_tokens: int,
+    groups: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Write the products of 16 tokens, from `first` on, with `count` panels to the scratch.
+    """Write the products of up to BLOCK tokens, from `first` on, with `count` panels.
 
-    `unpack` has unpacked the panels.
+    They go to `scratch.products`. `unpack` has unpacked the panels.
     """
     raise OutsideKernelError
 
 
-@overload(products_of_tile)
-def _products_of_tile(weights, layer, panel, count, inputs, first, groups, scratch):
+@overload(products_of_block)
+def _products_of_block(weights, layer, panel, count, inputs, first, num_tokens, groups, scratch):
     if weights.instance_class is Pairs:
         return _products_of_pairs
     return _products_of_codes(_add_four_bits if weights.instance_class is Codes4 else _add_bytes)
 
 
-def _products_of_pairs(weights, layer, panel, count, inputs, first, groups, scratch):
-    words, last = weights.words[layer], count - 1
+@njit
+def _groups_at_once(groups, most):
+    """Split `groups` into equal parts of at most `most`, whose weights stay in the L1 cache."""
+    return -(-groups // -(-groups // most))
+
+
+@njit
+def _one_by_four(words, panel, count, inputs, first, begin, end, groups, products, to):
+    """Add groups `begin` to `end` of sixteen tokens and four panels to their products."""
+    last = count - 1
     one, two, three = min(1, last) * groups, min(2, last) * groups, last * groups
-    tile_zero(0)
-    tile_zero(1)
-    tile_zero(2)
-    tile_zero(3)
-    for group in range(groups):
+    if begin == 0:
+        tile_zero(0)
+        tile_zero(1)
+        tile_zero(2)
+        tile_zero(3)
+    else:
+        tile_load(0, products, to, ROW)
+        tile_load(1, products, to + 16, ROW)
+        tile_load(2, products, to + 32, ROW)
+        tile_load(3, products, to + 48, ROW)
+    for group in range(begin, end):
         at = panel * groups + group
         tile_load(4, inputs.words, (first * groups + group * ROWS) * NUM_LANES, NUM_LANES)
         tile_load(5, words, at * TILE, NUM_LANES)
@@ -254,10 +276,59 @@ def _products_of_pairs(weights, layer, panel, count, inputs, first, groups, scra
         tile_bfloat_dots(2, 4, 5)
         tile_load(6, words, (at + three) * TILE, NUM_LANES)
         tile_bfloat_dots(3, 4, 6)
-    tile_store(0, scratch.products, 0, PARTS * NUM_LANES)
-    tile_store(1, scratch.products, 16, PARTS * NUM_LANES)
-    tile_store(2, scratch.products, 32, PARTS * NUM_LANES)
-    tile_store(3, scratch.products, 48, PARTS * NUM_LANES)
+    tile_store(0, products, to, ROW)
+    tile_store(1, products, to + 16, ROW)
+    tile_store(2, products, to + 32, ROW)
+    tile_store(3, products, to + 48, ROW)
+
+
+@njit
+def _two_by_two(words, panel, other, inputs, first, begin, end, groups, products, to):
+    """Add groups `begin` to `end` of 32 tokens and two panels to their products."""
+    if begin == 0:
+        tile_zero(0)
+        tile_zero(1)
+        tile_zero(2)
+        tile_zero(3)
+    else:
+        tile_load(0, products, to, ROW)
+        tile_load(1, products, to + 16, ROW)
+        tile_load(2, products, to + ROWS * ROW, ROW)
+        tile_load(3, products, to + ROWS * ROW + 16, ROW)
+    for group in range(begin, end):
+        own = (first * groups + group * ROWS) * NUM_LANES
+        tile_load(4, inputs.words, own, NUM_LANES)
+        tile_load(5, words, (panel * groups + group) * TILE, NUM_LANES)
+        tile_bfloat_dots(0, 4, 5)
+        tile_load(6, words, (other * groups + group) * TILE, NUM_LANES)
+        tile_bfloat_dots(1, 4, 6)
+        tile_load(7, inputs.words, own + ROWS * groups * NUM_LANES, NUM_LANES)
+        tile_bfloat_dots(2, 7, 5)
+        tile_bfloat_dots(3, 7, 6)
+    tile_store(0, products, to, ROW)
+    tile_store(1, products, to + 16, ROW)
+    tile_store(2, products, to + ROWS * ROW, ROW)
+    tile_store(3, products, to + ROWS * ROW + 16, ROW)
+
+
+def _products_of_pairs(weights, layer, panel, count, inputs, first, num_tokens, groups, scratch):
+    words, size = weights.words[layer], _groups_at_once(groups, MOST_GROUPS)
+    in_twos = (num_tokens + ROWS - 1) // (2 * ROWS) * 2 * ROWS
+    for begin in range(0, groups, size):
+        end = min(groups, begin + size)
+        for part in range(0, count, 2):
+            other = panel + min(part + 1, count - 1)
+            for token in range(0, in_twos, 2 * ROWS):
+                to = token * ROW + part * NUM_LANES
+                _two_by_two(
+                    words, panel + part, other, inputs, first + token, begin, end, groups,
+                    scratch.products, to,
+                )  # fmt: skip
+        if in_twos < num_tokens:
+            _one_by_four(
+                words, panel, count, inputs, first + in_twos, begin, end, groups,
+                scratch.products, in_twos * ROW,
+            )  # fmt: skip
 
 
 def _dots_into(total: int, left: int, right: int) -> Any:
@@ -302,23 +373,35 @@ def _products_of_codes(add_group):
     once more at the end and not used.
     """
 
-    def products(weights, layer, panel, count, inputs, first, groups, scratch):
-        tiled, codes, last = inputs.tiled, scratch.codes, groups - 1
-        for part in range(count):
-            at, own = part * groups * 32, first * groups
-            total = zeros(SIXTEEN)
-            _even_dots(tiled, first, 0, groups, codes, part)
-            _odd_dots(tiled, first, min(1, last), groups, codes, part)
+    @njit(inline="always")
+    def add_groups(total, tiled, scratch, first, part, begin, end, groups):
+        codes, last, at, own = scratch.codes, end - 1, part * groups * 32, first * groups
+        _even_dots(tiled, first, begin, groups, codes, part)
+        _odd_dots(tiled, first, min(begin + 1, last), groups, codes, part)
+        tile_store(0, scratch.dots, 0, NUM_LANES)
+        for group in range(begin, last, 2):
+            _even_dots(tiled, first, min(group + 2, last), groups, codes, part)
+            tile_store(1, scratch.dots, TILE, NUM_LANES)
+            total = add_group(total, tiled, scratch, own, at, group, 0)
+            _odd_dots(tiled, first, min(group + 3, last), groups, codes, part)
             tile_store(0, scratch.dots, 0, NUM_LANES)
-            for group in range(0, last, 2):
-                _even_dots(tiled, first, min(group + 2, last), groups, codes, part)
-                tile_store(1, scratch.dots, TILE, NUM_LANES)
-                total = add_group(total, tiled, scratch, own, at, group, 0)
-                _odd_dots(tiled, first, min(group + 3, last), groups, codes, part)
-                tile_store(0, scratch.dots, 0, NUM_LANES)
-                total = add_group(total, tiled, scratch, own, at, group + 1, TILE)
-            if groups % 2 == 1:
-                total = add_group(total, tiled, scratch, own, at, last, 0)
-            store_tile(scratch.products, part * NUM_LANES, PARTS * NUM_LANES, total)
+            total = add_group(total, tiled, scratch, own, at, group + 1, TILE)
+        if (end - begin) % 2 == 1:
+            total = add_group(total, tiled, scratch, own, at, last, 0)
+        return total
+
+    def products(weights, layer, panel, count, inputs, first, num_tokens, groups, scratch):
+        size = _groups_at_once(groups, 2 * MOST_GROUPS)
+        for part in range(count):
+            for begin in range(0, groups, size):
+                end = min(groups, begin + size)
+                for token in range(0, num_tokens, ROWS):
+                    to, total = token * ROW + part * NUM_LANES, zeros(SIXTEEN)
+                    if begin > 0:
+                        total = load_tile(SIXTEEN, scratch.products, to, ROW)
+                    total = add_groups(
+                        total, inputs.tiled, scratch, first + token, part, begin, end, groups
+                    )
+                    store_tile(scratch.products, to, ROW, total)
 
     return products
