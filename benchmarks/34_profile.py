@@ -43,7 +43,7 @@ PARTS = ("norms", "qkv", "rotary, store", "attention", "prepare", "out", "gate, 
 REPEATS, BLOCK_SIZE = 9, 16
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)  # without reference counts, as `run_step`
 def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, work, logits):
     """Run one operator of a step, for all layers, as `run_layers` calls it."""
     if join_step(pool, step):

@@ -126,7 +126,7 @@ def _inputs(panels: PackedWeights, tokens: int, columns: int) -> Any:
     return inputs
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)  # without reference counts, as `run_step`
 def _multiply_layers(  # type: ignore[no-untyped-def]
     pool, step, matrices, num_layers, groups, widths, inputs, tokens, out, room
 ):

@@ -15,7 +15,7 @@ from numba import njit
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.kernels.cpu.amx import tiles
-from minigen.kernels.cpu.amx.products import FEWEST_OF_CODES4, FEWEST_OF_CODES8
+from minigen.kernels.cpu.amx.products import BLOCK, FEWEST_OF_CODES4, FEWEST_OF_CODES8
 from minigen.kernels.cpu.amx.tiles import (
     USE_TILES,
     configuration,
@@ -88,6 +88,18 @@ def test_a_tokens_products_are_bit_equal_alone_and_with_up_to_69_others(
         for num_tokens in range(2, 71):
             found = product(form, weights, x[:num_tokens], width, add)
             np.testing.assert_array_equal(found.view(np.int32), alone[:num_tokens].view(np.int32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_in_several_parts_and_tokens_in_several_blocks_change_no_bit(form: str) -> None:
+    """37 groups are cut in parts whose weights stay in the L1 cache, tokens in blocks."""
+    rng = np.random.default_rng(5)
+    weights = packed(rng, form, (80, 37 * 32))
+    x = rng.standard_normal((2 * BLOCK + 19, 37 * 32)).astype(np.float32)
+    alone = np.concatenate([product(form, weights, each[None], 80, True) for each in x])
+    for num_tokens in (BLOCK - 16, BLOCK, BLOCK + 1, BLOCK + 33, 2 * BLOCK + 19):
+        found = product(form, weights, x[:num_tokens], 80, True)
+        np.testing.assert_array_equal(found.view(np.int32), alone[:num_tokens].view(np.int32))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -46,6 +46,7 @@ from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
 from minigen.kernels.cpu.step import refusal
 from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.jit import code_cache
 from minigen.kernels.jit.code_cache import speeds
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
@@ -325,6 +326,19 @@ def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
 def _compiled() -> None:
     """Compile the step for bfloat16, too; bytes are compiled when they are first requested."""
     compile_step("bfloat16")
+
+
+def test_a_step_counts_no_references_to_arrays() -> None:
+    """Numba's counting is an atomic instruction per array and task, on which workers wait."""
+    assert code_cache.FOLDER is not None
+
+    def counts(name: str) -> list[bool]:
+        found = code_cache.FOLDER.rglob(f"*{name}*.nbc")  # type: ignore[union-attr]
+        return [b"NRT_incref" in each.read_bytes() for each in found]
+
+    assert counts("step.run_step")
+    assert not any(counts("step.run_step"))
+    assert all(counts("sampling.choose_rows"))  # which allocates, so the name is the right one
 
 
 @pytest.fixture(scope="module")

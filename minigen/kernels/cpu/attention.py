@@ -27,6 +27,7 @@ from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
     keep_between,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -95,7 +96,7 @@ quantize_probs = _by_cache_type("quantize_probs")
 accumulate_values = _by_cache_type("accumulate_values")
 
 
-@njit
+@kernel
 def _normalize_head(x, at, width, weight, eps):
     factor = all_lanes(root_mean_square_factor(x, at, width, eps))
     for column in range(0, width, 16):
@@ -103,7 +104,7 @@ def _normalize_head(x, at, width, weight, eps):
         store(x, at + column, numbers)
 
 
-@njit
+@kernel
 def _rotate_head(x, at, half, cos, sin, angles):
     """Apply the rotary embedding: rotate the pairs (i, i + half) of a head."""
     for column in range(0, half, 16):
@@ -113,7 +114,7 @@ def _rotate_head(x, at, half, cos, sin, angles):
         store(x, at + half + column, second * c + first * s)
 
 
-@njit
+@kernel
 def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
@@ -145,7 +146,7 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer
         write_value(cache, values, lane, qkv, at, head_dim, buffer, alone)
 
 
-@njit
+@kernel
 def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
     """Apply biases, norms and rotation; write queries to `scratch`, keys and values to slots."""
     buffer = scratch.head[pool.worker]
@@ -163,7 +164,7 @@ def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, 
 LOWEST = np.float32(-3.0e38)
 
 
-@njit
+@kernel
 def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     """Replace a chunk's scores by e^(score - peak) for keys from `low` to `high`, 0 elsewhere.
 
@@ -195,7 +196,7 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     return factor
 
 
-@njit
+@kernel
 def _scale(acc, at, width, factor):
     for column in range(at, at + width, 16):
         store(acc, column, load(acc, column) * all_lanes(factor))
@@ -217,7 +218,7 @@ class Rows(NamedTuple):
     table: Any
 
 
-@njit
+@kernel
 def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, acc, out):
     """Process keys and values chunk by chunk; chunks start at multiples of `CHUNK`.
 
@@ -293,7 +294,7 @@ def _in_vectors(rows, shape, layer, window, cache, scratch, worker, acc, out):
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, acc, out)
 
 
-@njit
+@kernel
 def _num_tasks(shape, packed, sequence, most):
     """Return the number of tasks of a sequence's queries for one KV head, `most` rows per task."""
     num_tokens = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
@@ -309,7 +310,7 @@ def _rows_of(shape, packed, sequence, head, task, most):
     return Rows(most * task, num_rows, head, token, num_tokens, context, table)
 
 
-@njit
+@kernel
 def attend(pool, shape, layer, window, packed, cache, scratch, out):
     """Write attention of the queries in `scratch` to out[tokens, q_heads x head_dim]."""
     most, num_tasks, acc = most_rows(cache), 0, scratch.totals[pool.worker]

@@ -15,6 +15,7 @@ from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
     fused,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -97,7 +98,7 @@ def rounded(num_tokens: int, width: int) -> Rounded:
     return Rounded(words, words.view(np.uint16))
 
 
-@njit
+@kernel
 def tiled_group(row, group, groups):
     """Return the index of a token's group in the order of tiles."""
     return (row // ROWS * groups + group) * ROWS + row % ROWS
@@ -171,7 +172,7 @@ def silu(x):
     return x / (one + exponential(all_lanes(np.float32(0.0)) - x))
 
 
-@njit
+@kernel
 def root_mean_square_factor(x, start, width, eps):
     """Return 1 / sqrt(mean square + eps), RMSNorm's factor for `width` numbers from `start` on."""
     total = all_lanes(np.float32(0.0))
@@ -181,7 +182,7 @@ def root_mean_square_factor(x, start, width, eps):
     return np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
 
 
-@njit
+@kernel
 def _normalize_row(x, row, width, weight, eps, inputs):
     factor = all_lanes(root_mean_square_factor(x, row * width, width, eps))
     for group in range(width // 32):
@@ -191,7 +192,7 @@ def _normalize_row(x, row, width, weight, eps, inputs):
         write_group(inputs, row, group, width // 32, low, high)
 
 
-@njit
+@kernel
 def normalize(pool, x, num_rows, width, weight, eps, inputs):
     """Apply RMSNorm to the first rows of `x`, and write them as inputs of a product."""
     size = task_size(pool, num_rows)
@@ -205,7 +206,7 @@ def normalize(pool, x, num_rows, width, weight, eps, inputs):
     barrier(pool, num_tasks)
 
 
-@njit
+@kernel
 def _prepare_row(x, row, width, inputs):
     groups = width // 32
     for group in range(groups):
@@ -213,7 +214,7 @@ def _prepare_row(x, row, width, inputs):
         write_group(inputs, row, group, groups, load(x, at), load(x, at + 16))
 
 
-@njit
+@kernel
 def prepare(pool, x, num_rows, width, inputs):
     """Write the first rows of `x` as inputs of a product."""
     size = task_size(pool, num_rows)

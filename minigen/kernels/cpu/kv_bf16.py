@@ -3,11 +3,9 @@
 Both products are `add_bfloat_dots` on the cache in place.
 """
 
-from numba import njit
-
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
 from minigen.kernels.cpu.microkernels import add_bfloat_dots, add_stored, store_tile, zeros
-from minigen.kernels.cpu.simd import all_lanes, load, prefetch, store_bfloat16
+from minigen.kernels.cpu.simd import all_lanes, kernel, load, prefetch, store_bfloat16
 
 
 def write_query(cache, scratch, query, x, at, head_dim, scale):
@@ -79,7 +77,7 @@ def quantize_probs(cache, begin, end, low, high, scratch, at):
         store_bfloat16(scratch.prob_halves, key, load(scratch.scores, key))
 
 
-@njit
+@kernel
 def _accumulate_columns(
     cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, column, acc
 ):

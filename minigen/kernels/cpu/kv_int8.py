@@ -13,7 +13,6 @@ makes the scale of its head NaN.
 """
 
 import numpy as np
-from numba import njit
 
 from minigen.kernels.cpu.elementwise import TINY
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
@@ -29,6 +28,7 @@ from minigen.kernels.cpu.simd import (
     all_lanes,
     hadamard,
     keep_between,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -45,7 +45,7 @@ _MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
 _ZERO = np.zeros(1, np.int32)
 
 
-@njit
+@kernel
 def _scale_and_steps(largest, most):
     """Return the scale of integers up to `most` for numbers up to `largest`, and its inverse."""
     scale, steps = largest / most, np.float32(0.0)
@@ -54,7 +54,7 @@ def _scale_and_steps(largest, most):
     return scale, steps
 
 
-@njit
+@kernel
 def _write_codes(x, at, width, above, codes, to):
     """Quantise numbers to bytes plus `above`; return their scale, and the bytes' sum without it."""
     nothing = all_lanes(np.float32(0.0))
@@ -152,7 +152,7 @@ def quantize_probs(cache, begin, end, low, high, scratch, at):
     scratch.prob_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
 
 
-@njit
+@kernel
 def _accumulate_columns(cache, tokens, shape, begin, end, rows, layer, scratch, at, column, acc):
     head_dim, row = shape.head_dim, at // CHUNK * 3
     uppers, lowers = spread_numbers(tokens, _ZERO, 0, 0), spread_numbers(tokens, _ZERO, 0, 0)

@@ -46,7 +46,7 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load, store, zeros
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, kernel, load, store, zeros
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -109,7 +109,7 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
     _gate_products(task, products, first, len(tokens))
 
 
-@njit
+@kernel
 def _gate_products(task, products, first, num_tokens):
     """Write SiLU(gate) x up of tokens, whose products are rows of two gate and two up panels."""
     for token in range(num_tokens):
@@ -243,7 +243,7 @@ def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> Product
     )
 
 
-@njit
+@kernel
 def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
     pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
@@ -271,7 +271,7 @@ def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, 
     barrier(pool, num_tasks)
 
 
-@njit
+@kernel
 def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden, scratch):
     """Compute hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), as product inputs.
 
@@ -324,7 +324,7 @@ class PanelLinear:
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)

@@ -36,6 +36,16 @@ def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     return buffer[first : first + num_bytes].view(dtype).reshape(shape)
 
 
+def kernel(function: Callable[..., Any]) -> Any:
+    """Apply `numba.njit` to a function that allocates nothing, without reference counts.
+
+    Numba counts the references to every array that a function reads from a named tuple, with an
+    atomic instruction, on which all workers wait for each other. The caller keeps the arrays alive.
+    Such a function must not return an array, because a caller with counts would free it.
+    """
+    return njit(_nrt=False)(function)
+
+
 NUM_LANES = 16
 I32, F32 = ir.IntType(32), ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
@@ -437,7 +447,7 @@ def hadamard_lanes(typingctx: Any, lanes: Any) -> Any:
     return lanes(lanes), codegen
 
 
-@njit
+@kernel
 def hadamard(x, at, width):
     """Replace each group of 32 numbers in x[at : at + width] by its Walsh-Hadamard transform."""
     factor = all_lanes(_ONE_OVER_ROOT_32)

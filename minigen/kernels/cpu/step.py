@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numba.extending import overload
 
 from minigen.checkpoint.model_config import ModelConfig
@@ -19,7 +18,7 @@ from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.kv_layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
-from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, load, store
+from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, store
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 from minigen.model.layers import rotary_frequencies, rotary_tables
 
@@ -83,7 +82,7 @@ def _embed_pairs(embedding, token_id, width, out, at):
         bits[at + column] = word << 16 if column % 2 == 0 else word & -65536
 
 
-@njit
+@kernel
 def _embed(pool, embedding, token_ids, width, out):
     next_phase(pool)
     token = take(pool, len(token_ids))
@@ -93,7 +92,7 @@ def _embed(pool, embedding, token_ids, width, out):
     barrier(pool, len(token_ids))
 
 
-@njit
+@kernel
 def _keep_rows(pool, x, width, rows):
     """Move the rows with the indices `rows`, which ascend, to the front of `x`."""
     next_phase(pool)
@@ -120,7 +119,7 @@ def num_phases(shape: Shape) -> int:
     return 10 * shape.layers + 4
 
 
-@njit
+@kernel
 def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits):
     """Compute logits from token ids.
 

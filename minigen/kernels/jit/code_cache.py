@@ -124,9 +124,7 @@ class KernelCache(FunctionCache):
 def cached_njit(function: Callable[..., Any], counts_references: bool = True) -> Any:
     """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock.
 
-    Numba counts the references to every array that a function reads from a named tuple, with an
-    atomic instruction, on which all workers wait for each other. A function that allocates nothing
-    (nor any that it calls) needs no counting: its caller keeps the arrays alive.
+    Without `counts_references`, it is a `minigen.kernels.cpu.simd.kernel`.
     """
     options = {"nogil": True} if counts_references else {"nogil": True, "_nrt": False}
     dispatcher: Any = numba.njit(**options)(function)

@@ -18,7 +18,7 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_zero,
 )
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
-from minigen.kernels.cpu.simd import load, prefetch, store
+from minigen.kernels.cpu.simd import kernel, load, prefetch, store
 
 ROWS = 16
 QUERIES, KEYS, PROBS, VALUES = 4, 5, 6, 7  # tiles; 0 to 3 are sums
@@ -83,7 +83,7 @@ def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, a
             tile_store(3, scratch.scores, to + 3 * TILE, CHUNK)
 
 
-@njit
+@kernel
 def _copy_last_values(cache, values, num_pairs, head_dim, room):
     """Copy the values of `num_pairs` pairs of tokens to `room`, zeros for the rest of their tile.
 

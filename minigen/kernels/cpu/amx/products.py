@@ -44,6 +44,7 @@ from minigen.kernels.cpu.simd import (
     WORDS,
     OutsideKernelError,
     call,
+    kernel,
     load,
     load_float16,
     same,
@@ -244,13 +245,13 @@ def _products_of_block(weights, layer, panel, count, inputs, first, num_tokens, 
     return _products_of_codes(_add_four_bits if weights.instance_class is Codes4 else _add_bytes)
 
 
-@njit
+@kernel
 def _groups_at_once(groups, most):
     """Split `groups` into equal parts of at most `most`, whose weights stay in the L1 cache."""
     return -(-groups // -(-groups // most))
 
 
-@njit
+@kernel
 def _one_by_four(words, panel, count, inputs, first, begin, end, groups, products, to):
     """Add groups `begin` to `end` of sixteen tokens and four panels to their products."""
     last = count - 1
@@ -282,7 +283,7 @@ def _one_by_four(words, panel, count, inputs, first, begin, end, groups, product
     tile_store(3, products, to + 48, ROW)
 
 
-@njit
+@kernel
 def _two_by_two(words, panel, other, inputs, first, begin, end, groups, products, to):
     """Add groups `begin` to `end` of 32 tokens and two panels to their products."""
     if begin == 0:
