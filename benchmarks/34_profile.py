@@ -8,12 +8,12 @@ threads that run steps, and the whole step. Weights are read from memory in both
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from common import json_option, write_results
-from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -27,6 +27,7 @@ from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kernels.cpu.simd import kernel
 from minigen.kernels.cpu.step import num_phases
 from minigen.kernels.cpu.thread_pool import join_step, leave_step, team_of
 from minigen.kv_cache.paged import attend_paged
@@ -43,7 +44,7 @@ PARTS = ("norms", "qkv", "rotary, store", "attention", "prepare", "out", "gate, 
 REPEATS, BLOCK_SIZE = 9, 16
 
 
-@njit(nogil=True, _nrt=False)  # without reference counts, as `run_step`
+@partial(kernel, nogil=True)
 def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, work, logits):
     """Run one operator of a step, for all layers, as `run_layers` calls it."""
     if join_step(pool, step):

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,7 @@ from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
 from minigen.kernels.cpu.linear import multiply, product_scratch
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs
 from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kernels.cpu.simd import kernel
 from minigen.kernels.cpu.thread_pool import (
     join_step,
     leave_step,
@@ -126,7 +128,7 @@ def _inputs(panels: PackedWeights, tokens: int, columns: int) -> Any:
     return inputs
 
 
-@njit(nogil=True, _nrt=False)  # without reference counts, as `run_step`
+@partial(kernel, nogil=True)
 def _multiply_layers(  # type: ignore[no-untyped-def]
     pool, step, matrices, num_layers, groups, widths, inputs, tokens, out, room
 ):

@@ -8,12 +8,12 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
@@ -324,7 +324,7 @@ class PanelLinear:
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
-@njit(nogil=True, _nrt=False)
+@partial(kernel, nogil=True)
 def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)

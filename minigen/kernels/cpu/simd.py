@@ -36,14 +36,15 @@ def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     return buffer[first : first + num_bytes].view(dtype).reshape(shape)
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Apply `numba.njit` to a function that allocates nothing, without reference counts.
 
     Numba counts the references to every array that a function reads from a named tuple, with an
     atomic instruction, on which all workers wait for each other. The caller keeps the arrays alive.
     Such a function must not return an array, because a caller with counts would free it.
     """
-    return njit(_nrt=False)(function)
+    compiler: Any = njit  # its type hints lack this option
+    return compiler(_nrt=False, **options)(function)
 
 
 NUM_LANES = 16

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
 from minigen.kernels.cpu.amx.tiles import USE_TILES
-from minigen.kernels.cpu.simd import target_features
+from minigen.kernels.cpu.simd import kernel, target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
 
@@ -126,8 +127,8 @@ def cached_njit(function: Callable[..., Any], counts_references: bool = True) ->
 
     Without `counts_references`, it is a `minigen.kernels.cpu.simd.kernel`.
     """
-    options = {"nogil": True} if counts_references else {"nogil": True, "_nrt": False}
-    dispatcher: Any = numba.njit(**options)(function)
+    compiler: Any = numba.njit if counts_references else kernel
+    dispatcher: Any = partial(compiler, nogil=True)(function)
     if FOLDER is not None:
         settings: Any = numba.config
         before = settings.CACHE_DIR
