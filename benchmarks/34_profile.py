@@ -8,12 +8,12 @@ threads that run steps, and the whole step. Weights are read from memory in both
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from common import json_option, write_results
-from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -27,6 +27,7 @@ from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kernels.cpu.simd import kernel
 from minigen.kernels.cpu.step import num_phases
 from minigen.kernels.cpu.thread_pool import join_step, leave_step, team_of
 from minigen.kv_cache.paged import attend_paged
@@ -43,13 +44,14 @@ PARTS = ("norms", "qkv", "rotary, store", "attention", "prepare", "out", "gate, 
 REPEATS, BLOCK_SIZE = 9, 16
 
 
-@njit(nogil=True)
+@partial(kernel, nogil=True)
 def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, work, logits):
     """Run one operator of a step, for all layers, as `run_layers` calls it."""
     if join_step(pool, step):
         tokens, hidden, groups = len(packed.token_ids), shape.hidden, shape.hidden // 32
         heads, eps = shape.q_heads * shape.head_dim, shape.norm_eps
         width = heads + 2 * shape.kv_heads * shape.head_dim
+        room = work.products
         for layer in range(shape.layers):
             if part == 0:
                 normalize(
@@ -58,8 +60,9 @@ def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, wo
                 normalize(pool, work.x, tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
             elif part == 1:
                 multiply(
-                    pool, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False
-                )
+                    pool, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False,
+                    room,
+                )  # fmt: skip
             elif part == 2:
                 rotate_and_store(
                     pool, shape, layer, model.heads, packed, tokens, work.qkv, cache, scratch
@@ -72,21 +75,24 @@ def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, wo
                 prepare(pool, work.attention_out, tokens, heads, work.inputs)
             elif part == 5:
                 multiply(
-                    pool, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True
-                )
+                    pool, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True,
+                    room,
+                )  # fmt: skip
             elif part == 6:
                 multiply_and_gate(
                     pool, model.gate_up, layer, work.inputs, tokens, groups, shape.ffn,
-                    work.ffn_inputs,
+                    work.ffn_inputs, room,
                 )  # fmt: skip
             elif part == 7:
                 multiply(
                     pool, model.down, layer, work.ffn_inputs, tokens, shape.ffn // 32, work.x,
-                    hidden, True,
+                    hidden, True, room,
                 )  # fmt: skip
         if part == 8:
             rows = len(packed.logits_rows)
-            multiply(pool, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False)
+            multiply(
+                pool, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False, room
+            )
         leave_step(pool)
 
 

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,9 +24,10 @@ from step_cost import (
 )
 
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
-from minigen.kernels.cpu.linear import multiply
+from minigen.kernels.cpu.linear import multiply, product_scratch
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs
 from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kernels.cpu.simd import kernel
 from minigen.kernels.cpu.thread_pool import (
     join_step,
     leave_step,
@@ -114,27 +116,29 @@ class Probe:
             np.empty(PEAK_TOKENS * rows, np.float32),
         )
         sizes = (1, (columns // GROUP,), (rows,))
+        room = product_scratch(isinstance(panels, Pairs), columns // GROUP, self.num_threads)
         return lambda: team_of(self.num_threads).run(
-            1, _multiply_layers, (panels,), *sizes, inputs, PEAK_TOKENS, out
+            1, _multiply_layers, (panels,), *sizes, inputs, PEAK_TOKENS, out, room
         )
 
 
 def _inputs(panels: PackedWeights, tokens: int, columns: int) -> Any:
-    room = rounded if isinstance(panels, Pairs) else quantized
-    inputs = room(tokens * columns)
+    inputs: Any = (rounded if isinstance(panels, Pairs) else quantized)(tokens, columns)
     prepare(pool_of_one(), _normal(tokens * columns), tokens, columns, inputs)
     return inputs
 
 
-@njit(nogil=True)
+@partial(kernel, nogil=True)
 def _multiply_layers(  # type: ignore[no-untyped-def]
-    pool, step, matrices, num_layers, groups, widths, inputs, tokens, out
+    pool, step, matrices, num_layers, groups, widths, inputs, tokens, out, room
 ):
     if join_step(pool, step):
         for layer in range(num_layers):
             for which in range(len(matrices)):
                 weights, width = matrices[which], widths[which]
-                multiply(pool, weights, layer, inputs, tokens, groups[which], out, width, False)
+                multiply(
+                    pool, weights, layer, inputs, tokens, groups[which], out, width, False, room
+                )
         leave_step(pool)
 
 
@@ -154,16 +158,18 @@ def product_seconds(llm: LLM, tokens: int) -> float:
     inputs = _inputs(weights.down, tokens, max(columns))
     out = np.empty(tokens * max(*widths, shape.vocab), np.float32)
     matrices = (weights.qkv, weights.out, weights.gate_up, weights.down)
+    in_bfloat16 = isinstance(weights.qkv, Pairs)
+    room = product_scratch(in_bfloat16, max(groups), runner.num_threads)
 
     def run() -> None:
         team.run(
             len(matrices) * shape.layers,
-            *(_multiply_layers, matrices, shape.layers, groups, widths, inputs, tokens, out),
+            *(_multiply_layers, matrices, shape.layers, groups, widths, inputs, tokens, out, room),
         )
         team.run(
             1,
             *(_multiply_layers, (weights.head,), 1, groups[:1], (shape.vocab,)),
-            *(inputs, tokens, out),
+            *(inputs, tokens, out, room),
         )
 
     team = team_of(runner.num_threads)

@@ -200,7 +200,9 @@ class EngineConfig:
         one_of("auto", "never"),
     )
     device: str = option(
-        "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
+        "cpu",
+        "Where to compute; cuda does so in bfloat16, in Triton, and mps on an Apple GPU, in torch.",
+        one_of("cpu", "cuda", "mps"),
     )
 
     def __post_init__(self) -> None:
@@ -234,6 +236,11 @@ class EngineConfig:
             raise OptionError(
                 f"device={self.device!r} runs no stages: leave pipeline_parallel_size at 1, or set "
                 "device to 'cpu'."
+            )
+        if self.tensor_parallel_size > 1 and self.device == "mps":
+            raise OptionError(
+                f"tensor_parallel_size {self.tensor_parallel_size} does not work with "
+                "device='mps', because a Mac has one GPU: leave it at 1, or set device to 'cpu'."
             )
         if self.num_micro_batches is not None and self.pipeline_parallel_size == 1:
             raise OptionError(

@@ -52,11 +52,17 @@ def torch_threads() -> int:
     return _THREADS_AT_START if now == 1 else now
 
 
+_MADV_DONTNEED = 4  # unmap these pages now; those of a file stay in the system's page cache
 _MADV_PAGEOUT = 21  # Linux 5.4: reclaim these pages now; the next access reads them again
 
 
-def page_out(data: UInt8[Tensor, "rows row_bytes"]) -> None:
-    """Return the memory of a mapped file's bytes to the operating system; they stay readable."""
+def page_out(data: UInt8[Tensor, "rows row_bytes"], is_mapped_file: bool = False) -> None:
+    """Return the memory of bytes that may be mapped from a file to the operating system.
+
+    They stay readable. With `is_mapped_file`, which must be true of all of them and of no memory
+    that was written to, the file stays in the page cache, so that the next process need not read
+    the disk.
+    """
     if sys.platform != "linux":
         return
     page = mmap.PAGESIZE
@@ -64,5 +70,7 @@ def page_out(data: UInt8[Tensor, "rows row_bytes"]) -> None:
     end = (data.data_ptr() + data.numel()) // page * page
     if end > start:
         ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT
+            ctypes.c_void_p(start),
+            ctypes.c_size_t(end - start),
+            _MADV_DONTNEED if is_mapped_file else _MADV_PAGEOUT,
         )

@@ -1,5 +1,6 @@
 """The course's tools for notebooks: `from minigen_course import check, measured, show`."""
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,5 +52,18 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Check the shapes in annotations from the next cell on (`%load_ext minigen_course`)."""
+    """Check the shapes in annotations from the next cell on (`%load_ext minigen_course`).
+
+    The rest of the cell imports. Its objects, nearly all of them modules' and functions', live as
+    long as the process, so they are set apart (`gc.freeze`). Otherwise each full run of the garbage
+    collector looks through half a million of them again, for a few tenths of a second.
+    """
     import_module("minigen_course.shapes").watch(shell)
+    gc.disable()
+
+    def freeze(*result: object) -> None:
+        gc.freeze()
+        gc.enable()
+        shell.events.unregister("post_run_cell", freeze)
+
+    shell.events.register("post_run_cell", freeze)

@@ -294,7 +294,8 @@ for row, length in enumerate(context_lens[:2]):
 # minus the window. Without one, the code subtracts `position.numel() + longest` instead, which is larger
 # than any length, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
 # a column per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
-# for the KV heads, the other for the query heads that share a KV head.
+# for the KV heads, the other for the query heads that share a KV head. (`to(device)` copies to
+# the device of the pool. On a CPU the batch is there already, and nothing is copied.)
 
 # %%
 show(package.attend_paged)

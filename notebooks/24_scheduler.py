@@ -186,8 +186,8 @@ measured("that took", static_seconds, "s")
 # the knee the larger part of a step is fixed, so twice the batch takes less than 1.5 times as long; far
 # right of the knee it takes nearly twice as long.
 #
-# For ten batch sizes from 1 to 32, the cell times six steps, in five rounds (another program may
-# disturb some rounds, but rarely all of them). It takes the fourth fastest of these 30 steps, and
+# For ten batch sizes from 1 to 32, the cell times six steps, in three rounds (another program may
+# disturb some rounds, but rarely all of them). It takes the fourth fastest of these 18 steps, and
 # draws both formulas through the first and the last batch size (the first formula with $t_0 = 0$). Two
 # points fix two unknowns. With the sum, $t_1 = t_{fixed} + t_{add}$ and
 # $t_{32} = t_{fixed} + 32 \cdot t_{add}$. The difference of both is $31 \cdot t_{add}$, so
@@ -206,7 +206,7 @@ guess_double = predict("With how many sequences does a step take twice as long?"
 # %%
 sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 texts = {n: [text_ids[first : first + 6] for first in range(n)] for n in sizes}
-rounds = [{n: read_along(llm, *texts[n]).seconds for n in sizes} for _ in range(5)]
+rounds = [{n: read_along(llm, *texts[n]).seconds for n in sizes} for _ in range(3)]
 step_seconds = {n: sorted(sum((each[n] for each in rounds), ()))[3] for n in sizes}
 
 few_seconds, many_seconds = step_seconds[1], step_seconds[32]

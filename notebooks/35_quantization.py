@@ -933,13 +933,12 @@ def residual_window(num_tokens: int, residual: int) -> tuple[int, int]:
 my_window = check(35, residual_window=residual_window)
 print("75 tokens, a window of 32: keys and values in codes:", my_window(75, 32))
 options = {"weights": "float32", "block_size": 32, "num_blocks": 16, "max_num_seqs": 1}
-plain = load_model(**options)
-kv_bytes = {"float32": lesson.kv_bytes(plain)}
+kv_bytes = {"float32": lesson.kv_bytes(exact)}
 kv_kl = {}
 for dtype in ("int8", "int4", "int2"):
     coded = load_model(kv_cache_dtype=dtype, **options)
     kv_bytes[dtype] = lesson.kv_bytes(coded)
-    kv_kl[dtype], same = lesson.cache_quality(coded, plain, kv_ids)
+    kv_kl[dtype], same = lesson.cache_quality(coded, exact, kv_ids)
     print(f"{dtype}: {kv_bytes[dtype]:>6} bytes per token, ", end="")
     print(
         f"{kv_bytes['float32'] / 2 / kv_bytes[dtype]:.1f} times fewer than with 16 bits; ", end=""
@@ -952,7 +951,6 @@ for name, each in (caches or {}).items():
         found = each["comparison"]
         print(f"stored, {name}: KL {found['kl']['value']:.2g}, perplexity ", end="")
         print(f"{100 * (found['ratio']['value'] - 1):+.2f} %")
-plain.close()
 
 # %% [markdown]
 # 8 bits change next to nothing, 4 bits a little, and 2 bits hurt. (160 tokens of one text are a short test,

@@ -126,7 +126,7 @@ picture(
     number="36.1",
 )
 edit, greedy = lesson.editing(5), SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-before = lesson.compared({"plain": plain}, [edit], greedy, repeats=2)["plain"]
+before = lesson.compared({"plain": plain}, [edit], greedy, repeats=1)["plain"]
 megabytes = 2 * num_parameters(plain.config) / 1e6
 print(f"each step reads {megabytes:.0f} MB of weights, two bytes for each")
 print(f"{greedy.max_tokens} tokens: {before.steps} steps, ", end="")
@@ -299,7 +299,7 @@ print(f"⟨{ours['mine'].steps}⟩ with {whose}; the same text (it is checked)")
 # %%
 prompts = [lesson.copying(1), lesson.story(1), lesson.copying(2), lesson.story(2), lesson.story(3)]
 drawn_params = [
-    SamplingParams(temperature=(0, 0.7, 1.0)[place % 3], seed=place, max_tokens=16, top_p=0.95)
+    SamplingParams(temperature=(0, 0.7, 1.0)[place % 3], seed=place, max_tokens=12, top_p=0.95)
     for place in range(len(prompts))
 ]
 alone = [plain.generate(*each).token_ids for each in zip(prompts, drawn_params, strict=True)]
@@ -696,8 +696,7 @@ for name, each in suffix_steps.items():
     print(f"{name}: ⟨{each}⟩ steps for {short.max_tokens} tokens")
 print("another client's steps are those of a new question:", end=" ")
 print(suffix_steps["from another client"] == suffix_steps["a new question"])
-answer = plain.generate(edit, greedy)
-_, predicted_steps = lesson.predicted_answer(plain, edit, greedy, answer.text)
+_, predicted_steps = lesson.predicted_answer(plain, edit, greedy, edited.text)
 _, other_steps = lesson.predicted_answer(plain, edit, greedy, lesson.records(5))
 print(f"predicted by the client, word for word: ⟨{predicted_steps}⟩ steps for 64 tokens")
 print(f"predicted by the unedited list: ⟨{other_steps}⟩ steps")
@@ -780,7 +779,7 @@ guess_batch = predict(
 # themselves, and each wrong draft is work that another request waits for. The cell decodes a copying load, one
 # sequence alone and twelve at once, always with up to eight drafts (no more than an answer of 12 tokens has
 # room for: 4.7 per step on average, if all are wrong), and with the engine's own choice (**adaptive**,
-# its default). The last lines have the worst proposer, which is always wrong.
+# its default). The lines with *wrong* have the worst proposer, which is always wrong.
 
 # %%
 adaptive = lesson.Drafted(plain, NgramProposer(2, 4), most=8, adaptive=True)
@@ -788,14 +787,15 @@ wrong_adaptive = lesson.Drafted(plain, lesson.AlwaysWrong(), most=8, adaptive=Tr
 brief = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 crowd = [lesson.copying(seed) for seed in range(12)]
 by_lookup = {"plain": plain, "up to 8": lookup, "adaptive": adaptive}
-by_mistake = {"plain": plain, "wrong, up to 8": all_wrong, "wrong, adaptive": wrong_adaptive}
+always = {"plain": plain, "up to 8": lookup, "wrong, up to 8": all_wrong}
+by_choice = {"plain": plain, "adaptive": adaptive, "wrong, adaptive": wrong_adaptive}
 speed = {}
-for size, tried, params in (
-    (1, by_lookup, short),
-    (12, by_lookup, brief),
-    (12, by_mistake, brief),
+for size, tried, params, repeats, warm_up in (
+    (1, by_lookup, short, 1, 12),
+    (12, always, brief, 1, 1),
+    (12, by_choice, brief, 2, 12),
 ):
-    runs = lesson.compared(tried, crowd[:size], params, repeats=2)
+    runs = lesson.compared(tried, crowd[:size], params, repeats, warm_up)
     for name in list(tried)[1:]:
         speed[name, size] = lesson.times_as_fast(runs["plain"], runs[name])
         print(
@@ -963,7 +963,7 @@ raced = {
 races = {}
 for form in ("bfloat16", "4 bits"):
     pair = {name: each for name, each in raced.items() if name.startswith(form)}
-    races |= lesson.compared(pair, [edit], greedy, repeats=2)
+    races |= lesson.compared(pair, [edit], greedy, repeats=1, warm_up=16)
 for name, each in races.items():
     print(f"{name:<24} ⟨{each.steps}⟩ steps, {mark(1000 * min(each.seconds) / 64, 'ms per token')}")
 after = races["bfloat16, prompt lookup"]

@@ -107,13 +107,13 @@ llm = load_model(weights="int4")
 warm_up(llm)  # what compiles itself when it is first used has done so now
 owls = [{"role": "user", "content": "Tell me about owls."}]
 question = llm.chat_prompt(owls)
-greedy = SamplingParams(temperature=0, max_tokens=120)
+greedy = SamplingParams(temperature=0, max_tokens=80)
 chapter_map("HTTP server", "detokenizer")
 
 # %% [markdown]
 # ## A number that hurts
 #
-# An answer has 120 tokens. A server can send it when it is whole, or send each word as soon as the
+# An answer has 80 tokens. A server can send it when it is whole, or send each word as soon as the
 # engine has sampled it ([streaming](../docs/glossary.md#streaming)).
 #
 # Predict: how many times as long do you wait for the first word if the server sends the whole
@@ -623,7 +623,7 @@ client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60, max_ret
 
 def chat(**more):
     return client.chat.completions.create(
-        **{"model": "minigen", "messages": owls, "temperature": 0, "max_tokens": 120, **more}
+        **{"model": "minigen", "messages": owls, "temperature": 0, "max_tokens": 80, **more}
     )
 
 
@@ -666,7 +666,7 @@ for what, more in tries.items():
 #
 # People close the page. The engine does not see that: it writes on to the last token, and keeps the
 # request's blocks and its place in the batch, unless the server notices. Here a client reads six
-# events of an answer of 120 tokens (the role, and five with text), and closes the connection. Three
+# events of an answer of 80 tokens (the role, and five with text), and closes the connection. Three
 # servers; how many tokens does each one make?
 
 
@@ -674,7 +674,7 @@ for what, more in tries.items():
 def tokens_made(url):
     """A client that reads six events and goes; returns the tokens that the engine made of it."""
     with llm.record() as recorder, OpenAI(base_url=f"{url}/v1", api_key="none") as leaving:
-        asked = {"model": "minigen", "messages": owls, "max_tokens": 120, "temperature": 0}
+        asked = {"model": "minigen", "messages": owls, "max_tokens": 80, "temperature": 0}
         stream = leaving.chat.completions.create(**asked, stream=True)
         for _ in range(6):
             next(stream)
@@ -707,7 +707,7 @@ picture(
 print(f"forgetful: {made['small, forgetful']} tokens")
 measured("small, gives up: tokens", made["small, gives up"])
 measured("minigen serve: tokens", made["minigen serve"])
-assert max(made["small, gives up"], made["minigen serve"]) < 120
+assert max(made["small, gives up"], made["minigen serve"]) < 80
 
 # %% [markdown]
 # The amber part of the long bar is work for no one. The other two servers stop almost at once.
@@ -896,7 +896,7 @@ MyQueue = check(51, BoundedQueue=BoundedQueue)
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(5) as pool:
     limited = MyQueue(lesson.small_app(llm, thread), max_running=2, max_waiting=1, seconds=1.0)
     with LocalServer(limited) as server, client_of(server) as client:
-        long = {**asked, "max_tokens": 120}
+        long = {**asked, "max_tokens": 80}
         responses = list(
             pool.map(lambda _: client.post("/v1/chat/completions", json=long), range(5))
         )
@@ -1019,7 +1019,7 @@ with serving(llm) as server, OpenAI(base_url=f"{server.url}/v1", api_key="none")
         "model": "minigen",
         "messages": owls,
         "temperature": 0,
-        "max_tokens": 120,
+        "max_tokens": 80,
         "stream": True,
     }
     list(client.chat.completions.create(**ask))  # connects
@@ -1033,7 +1033,7 @@ with serving(llm) as server, OpenAI(base_url=f"{server.url}/v1", api_key="none")
     )
 picture(
     health_checks(looks),
-    "The three servers, each during one answer of 120 tokens. Each bar is one look at /health; amber "
+    "The three servers, each during one answer of 80 tokens. Each bar is one look at /health; amber "
     "is the longest of its row.",
     number="51.5",
 )
@@ -1056,7 +1056,7 @@ measured("times shorter than with the first server", busy / served_busy)
 prompts = [f"A word about number {place} is" for place in range(16)]
 params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 alone, over_http = [], []
-for _ in range(3):
+for _ in range(2):
     started = time.perf_counter()
     llm.generate(prompts, params, progress=False)
     alone.append(time.perf_counter() - started)
@@ -1113,9 +1113,9 @@ verdicts(
     ),
     Claim(
         "A client that closes the connection stops the work",
-        f"of 120 tokens {made['small, forgetful']} were made where the server did not notice, "
+        f"of 80 tokens {made['small, forgetful']} were made where the server did not notice, "
         f"{mark(made['minigen serve'])} where it gave up",
-        holds(made["small, forgetful"] < 120),
+        holds(made["small, forgetful"] < 80),
         "only if the server listens for it, and tells the engine",
     ),
     Claim(

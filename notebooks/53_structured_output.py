@@ -187,7 +187,7 @@ opening = '{"drink": "'
 as_words = llm.tokenizer.encode(opening, add_special_tokens=False)
 as_bytes = [llm.tokenizer.encode(each, add_special_tokens=False)[0] for each in opening]
 for name, first_ids in {"as usual": as_words, "byte by byte": as_bytes}.items():
-    digits = [100 * lesson.digit_share(llm, list(each), first_ids) for each in asked[:4]]
+    digits = [100 * share for share in lesson.digit_share(llm, asked[:4], first_ids)]
     print(
         f"after {opening} in {len(first_ids):>2} tokens ({name}), of the tokens of one byte, ",
         end="",
@@ -974,7 +974,7 @@ print(f"the walk in Python takes {mark(walk_seconds / step_seconds, 'steps', 2)}
 print(f"the same mask, kept, takes {mark(100 * kept_seconds / step_seconds, '% of a step', 2)}")
 plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 formed_16 = SamplingParams(temperature=0, max_tokens=16, structured_outputs={"json": lesson.SCHEMA})
-slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=7) for n in (1, 16)}
+slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=5) for n in (1, 16)}
 for num_sequences, times in slower.items():
     print(f"whole answers, {num_sequences} at once: {mark(times, 'times as long with a grammar')}")
 print(f"compiling the form: {mark(1000 * compile_seconds, 'ms', 2)} by llguidance, ", end="")
@@ -984,7 +984,7 @@ steps = [lesson.num_steps(each, asked[0], grammar_params) for each in (fast, gue
 guessed = lesson.ratio_by_turns(
     lambda: fast.generate(asked[0], grammar_params),
     lambda: guessing.generate(asked[0], grammar_params),
-    repeats=7,
+    repeats=5,
 )
 print(f"steps of an answer: ⟨{steps[0]}⟩ one by one, ⟨{steps[1]}⟩ with forced tokens as guesses,")
 print(f"which takes {mark(guessed, 'times as long', 2)}")

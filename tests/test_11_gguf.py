@@ -1,8 +1,11 @@
 """GGUF: the gguf library's own reader finds the same file, and transformers the same model."""
 
 import math
+import mmap
+import os
 import re
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigen import hub
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from minigen.checkpoint.gguf import GGUFFile, read_gguf
+from minigen.checkpoint.gguf import TENSOR_TYPES, GGUFFile, ValueType, read_gguf
 from minigen.checkpoint.gguf_mapping import unpermuted_rows
 from minigen.checkpoint.quant_formats import FORMATS
 from minigen.errors import (
@@ -679,3 +682,41 @@ def test_wrong_factors_of_the_frequencies_are_refused(tmp_path: Path) -> None:
     with_parts(path, {"rope_freqs.weight": (np.ones(5, dtype=np.float32), None)})
     with pytest.raises(WeightsError, match=r"rope_freqs.weight expected \(4,\), found \(5,\)"):
         open_checkpoint(path)
+
+
+def test_types_have_the_numbers_of_the_library() -> None:
+    assert {each.name: each.value for each in ValueType} == {
+        each.name: each.value for each in GGUFValueType
+    }
+    known = {each.value: each.name for each in GGMLQuantizationType}
+    assert {number: TENSOR_TYPES.get(number) for number in known} == known
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT") or sys.platform != "linux", reason="Linux only")
+def test_released_pages_leave_the_process_but_not_the_page_cache(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.gguf", np.random.default_rng(0).random((512, 1024), "f4")
+    write_gguf(path, "llama", {}, {"weight": (numbers, None)})
+    with path.open("rb+") as written:
+        os.fsync(written)  # only pages that are on the disk could be evicted
+    file = read_gguf(path)
+    tensor = file.tensors["weight"]
+    assert np.array_equal(tensor.dequantize().numpy(), numbers)
+    assert _mapped_kilobytes(path) >= numbers.nbytes // 1024
+    tensor.release_pages()
+    assert _mapped_kilobytes(path) < numbers.nbytes // 4096
+    with path.open("rb") as reread:
+        for offset in range(0, path.stat().st_size, mmap.PAGESIZE):
+            page = bytearray(mmap.PAGESIZE)
+            try:
+                os.preadv(reread.fileno(), [page], offset, os.RWF_NOWAIT)
+            except BlockingIOError:
+                pytest.fail(f"byte {offset} would be read from the disk")
+            except OSError:
+                pytest.skip("this file system cannot tell")
+    assert np.array_equal(tensor.dequantize().numpy(), numbers)
+
+
+def _mapped_kilobytes(path: Path) -> int:
+    """Return the resident memory of this process that is mapped from a file."""
+    _, _, rest = Path("/proc/self/smaps").read_text(encoding="utf-8").partition(str(path))
+    return int(rest.partition("Rss:")[2].split()[0])

@@ -34,7 +34,7 @@ def test_splits_are_a_power_of_two_and_no_part_is_tiny(num_programs: int, longes
     ("options", "message"),
     [
         ({"device": "cuda"}, "needs an NVIDIA GPU"),
-        ({"device": "tpu"}, "device must be one of cpu, cuda"),
+        ({"device": "tpu"}, "device must be one of cpu, cuda, mps"),
         ({"device": "cuda", "attention_backend": "torch"}, "has its own attention"),
         ({"attention_backend": "triton", "weights": "float32"}, "set TRITON_INTERPRET=1"),
     ],

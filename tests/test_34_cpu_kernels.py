@@ -46,6 +46,7 @@ from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
 from minigen.kernels.cpu.step import refusal
 from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.jit import code_cache
 from minigen.kernels.jit.code_cache import speeds
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
@@ -198,7 +199,7 @@ def test_stored_weights_are_multiplied_without_conversion(
     weight = stored(kind, rng.standard_normal((48, 96)).astype(np.float32), order)
     x = torch.from_numpy(rng.standard_normal((num_tokens, 96)).astype(np.float32))
     found = panel_linear(form, 2)([weight], [])(x)
-    inputs = quantized(x.numel())
+    inputs = quantized(num_tokens, 96)
     prepare(pool_of_one(), x.numpy().reshape(-1), num_tokens, 96, inputs)
     steps = inputs.numbers.reshape(num_tokens, -1, 32) + zeros_of(inputs).reshape(num_tokens, -1, 1)
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
@@ -232,7 +233,7 @@ def test_the_plain_reference_gives_the_kernels_bytes() -> None:
     x[::2, 5] *= 50
     x[1::3] = np.abs(x[1::3]) + 1
     x[7, 32:64] = 0
-    inputs, plain = quantized(x.size), byte_rows(x)
+    inputs, plain = quantized(40, 96), byte_rows(x)
     prepare(pool_of_one(), x.reshape(-1), 40, 96, inputs)
     zeros = zeros_of(inputs).reshape(40, 3).astype(np.int32)
     expected = ByteRows(inputs.numbers.reshape(40, 3, 32), inputs.scales.reshape(40, 3), zeros)
@@ -268,7 +269,7 @@ def test_other_formats_are_rounded_within_half_a_step(form: str, bound: float, k
 def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
     x = np.zeros((2, 64), np.float32)
     x[1, 3], x[1, 40] = -2.0, 1000.0
-    inputs = quantized(x.size)
+    inputs = quantized(2, 64)
     prepare(pool_of_one(), x.reshape(-1), 2, 64, inputs)
     assert inputs.scales.tolist() == pytest.approx([0, 0, 2 / 254, 1000 / 254])
     assert zeros_of(inputs).tolist() == [128, 128, -126, 128]
@@ -282,7 +283,7 @@ def test_bytes_are_within_half_a_step_of_their_numbers() -> None:
     x = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)
     x[::2, 5] *= 50
     x[1::3] = np.abs(x[1::3]) + 1
-    inputs = quantized(x.size)
+    inputs = quantized(40, 32)
     prepare(pool_of_one(), x.reshape(-1), 40, 32, inputs)
     steps = inputs.numbers.reshape(40, 32).astype(np.float64) + zeros_of(inputs)[:, None]
     wrong = np.abs(steps * inputs.scales[:, None] - x)
@@ -305,7 +306,7 @@ def test_nan_and_infinity_propagate_through_every_product(form: str, damage: flo
 def test_numbers_too_small_for_a_scale_are_zeros() -> None:
     x = np.full(64, 1e-39, np.float32)
     x[32:] = -3e-45
-    inputs = quantized(64)
+    inputs = quantized(1, 64)
     prepare(pool_of_one(), x, 1, 64, inputs)
     assert np.isfinite(inputs.scales).all()
     assert (inputs.numbers == -zeros_of(inputs).repeat(32)).all()
@@ -314,17 +315,30 @@ def test_numbers_too_small_for_a_scale_are_zeros() -> None:
 
 def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
     x = np.linspace(-3, 3, 64, dtype=np.float32)
-    inputs = rounded(64)
+    inputs = rounded(1, 64)
     prepare(pool_of_one(), x, 1, 64, inputs)
-    assert np.array_equal(
-        inputs.halves.view(np.int16), torch.from_numpy(x).bfloat16().view(torch.int16).numpy()
-    )
+    halves = inputs.halves.reshape(2, -1)[:, :32].reshape(-1)  # tiles have other rows between
+    expected = torch.from_numpy(x).bfloat16().view(torch.int16).numpy()
+    assert np.array_equal(halves.view(np.int16), expected)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """Compile the step for bfloat16, too; bytes are compiled when they are first requested."""
     compile_step("bfloat16")
+
+
+def test_a_step_counts_no_references_to_arrays() -> None:
+    """Numba's counting is an atomic instruction per array and task, on which workers wait."""
+    assert code_cache.FOLDER is not None
+
+    def counts(name: str) -> list[bool]:
+        found = code_cache.FOLDER.rglob(f"*{name}*.nbc")  # type: ignore[union-attr]
+        return [b"NRT_incref" in each.read_bytes() for each in found]
+
+    assert counts("step.run_step")
+    assert not any(counts("step.run_step"))
+    assert all(counts("sampling.choose_rows"))  # which allocates, so the name is the right one
 
 
 @pytest.fixture(scope="module")

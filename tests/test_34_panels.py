@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minigen.checkpoint.safetensors import StoredTensor
-from minigen.kernels.cpu.packed_weights import PACKERS, pack_layers, pack_weight
+from minigen.kernels.cpu.packed_weights import PACKERS, pack_layers, pack_rows, pack_weight
 from minigen.kernels.cpu.simd import CACHE_LINE, zeros
 
 FORMS = ["int4", "int8", "bfloat16"]
@@ -67,3 +67,25 @@ def test_packing_never_holds_more_than_the_result_and_a_few_layers(form: str) ->
         tracemalloc.stop()
     layer_in_float32 = ROWS * COLUMNS * 4
     assert peak < packed.words.nbytes + PACKERS * 8 * layer_in_float32
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("num_rows", [16, 48, 16 * 97, 16 * 256])
+def test_a_matrix_packed_in_slices_equals_the_whole(form: str, num_rows: int) -> None:
+    numbers = np.random.default_rng(num_rows).standard_normal((num_rows, 64)).astype(np.float32)
+    data = torch.from_numpy(numbers).view(torch.uint8)
+    matrix = StoredTensor("weight", "F32", numbers.shape, data)
+    (words,) = pack_rows(matrix, form).words
+    assert np.array_equal(words, pack_weight(matrix, form).words)
+
+
+def test_packing_one_large_matrix_holds_little_more_than_the_result() -> None:
+    data = torch.zeros(16 * 512, 512 // 32 * 34, dtype=torch.uint8)
+    matrix = StoredTensor("weight", "Q8_0", (16 * 512, 512), data)
+    tracemalloc.start()
+    try:
+        packed = pack_rows(matrix, "int8")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.3 * packed.words.nbytes

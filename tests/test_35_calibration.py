@@ -119,6 +119,22 @@ def test_matrices_of_one_input_come_together_with_their_own_weights(tmp_path: Pa
     assert len(asked) == 4 * 3
 
 
+def test_layers_before_the_first_run_but_are_not_recorded(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    config, tensors = load(tmp_path)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(shared: SharedInput) -> dict[str, torch.Tensor]:
+        found.update(dict.fromkeys(shared.weights, shared.statistics.hessian))
+        return {}
+
+    calibrate(config, tensors, windows(), keep, first_layer=2)
+    assert {name.split(".")[2] for name in found} == {"2"}
+    last, found = found, {}
+    calibrate(config, tensors, windows(), keep)
+    assert all(torch.equal(hessian, found[name]) for name, hessian in last.items())
+
+
 def test_replaced_weights_are_used_and_others_kept(tmp_path: Path) -> None:
     save_model(tmp_path, "llama-biases")
     _, tensors = load(tmp_path)

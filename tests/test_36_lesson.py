@@ -144,7 +144,7 @@ def test_a_changed_text_is_noticed(llm: LLM) -> None:
 
     engines: dict[str, lesson.Generates] = {"plain": llm, "other": Other()}
     with pytest.raises(AssertionError, match="changed a text"):
-        lesson.compared(engines, [PROMPT], GREEDY, repeats=0)
+        lesson.compared(engines, [PROMPT], GREEDY, repeats=1)
 
 
 def test_a_prediction_saves_steps_and_changes_nothing(llm: LLM) -> None:

@@ -291,8 +291,9 @@ def test_orders_are_different_and_judged() -> None:
 
 
 def test_shares_and_times_are_measured(tiny_llm: LLM) -> None:
-    share = lesson.digit_share(tiny_llm, [3, 4], [5])
+    (share,) = lesson.digit_share(tiny_llm, [[3, 4]], [5])
     assert 0 < share < 1
+    assert lesson.digit_share(tiny_llm, [[3, 4, 3], [3, 4]], [5])[1] == pytest.approx(share)
     few, more = (SamplingParams(max_tokens=each, ignore_eos=True) for each in (1, 12))
     assert lesson.times_as_long(tiny_llm, ["ab"], few, more, repeats=2) > 1
 

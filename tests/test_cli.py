@@ -315,6 +315,21 @@ def test_the_default_model_answers_within_900_megabytes(tmp_path: Path) -> None:
         assert next((peak for peak in peaks if 200_000 < peak < 900_000), None), weights
 
 
+@pytest.mark.model
+def test_a_start_on_compiled_kernels_imports_neither_the_compiler_nor_bars_nor_gguf() -> None:
+    code = (
+        "import sys; from minigen.cli import main as cli\n"
+        "sys.argv = ['minigen', 'generate', 'The capital of France is', '--max-tokens', '4']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "slow = 'numba.np.linalg', 'numba.typed.typeddict', 'gguf', 'rich', 'minigen.progress'\n"
+        "print('numba' in sys.modules, [each for each in slow if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert done.stdout.endswith("True []\n"), done.stderr
+    assert "Paris" in done.stdout
+
+
 def _peak_kilobytes(model: Path, weights: str) -> int:
     """Return the peak resident memory; `ru_maxrss` would include the parent's memory."""
     code = (

@@ -1,5 +1,6 @@
 """A workspace belongs to the learner: it is created, completed, checked, and never overwritten."""
 
+import gc
 import json
 import os
 import shutil
@@ -283,6 +284,18 @@ def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_pa
         env=bare,
     )
     assert "✓ keep_top_p" in checked.stdout, checked.stderr
+
+
+def test_imports_are_set_apart_from_the_garbage_collector(tmp_path: Path) -> None:
+    shell = InteractiveShell(ipython_dir=str(tmp_path))
+    gc.unfreeze()
+    try:
+        cell = "%load_ext minigen_course\nimport gc\nassert not gc.isenabled()"
+        assert shell.run_cell(cell).success
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_cells_shapes_are_checked_and_plain_functions_stay_fast(tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ KEYS = {
     "processor": "name architecture features multiplies_bfloat16 cores",
     "threads": "torch torch_interop kernels",
     "memory": "total available limit",
-    "torch": """cpu_capability git_version compiler blas onednn onednn_enabled openmp cuda
+    "torch": """cpu_capability git_version compiler blas onednn onednn_enabled openmp cuda mps
         float32_matmul_precision""",
     "packages": " ".join(PACKAGES),
     "environment": " ".join(VARIABLES),
     "text": "locale encoding file_names utf8_mode",
     "model": "name status path sha256 auto",
-    "kernels": "compiled compiled_for_int8_cache",
+    "kernels": "compiled compiled_for_int8_cache instructions",
     "speed": "read matmul weights",
 }
 
@@ -82,7 +82,7 @@ def test_the_schema_has_these_keys(report: Report) -> None:
     found = json.loads(to_json(report))
     for section, keys in KEYS.items():
         assert list(found[section] if section else found) == keys.split(), section
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert {tuple(each) for each in found["findings"]} == {("topic", "found", "fine", "remedy")}
 
 
@@ -140,6 +140,13 @@ def test_a_gpu_is_reported_with_its_option(report: Report, monkeypatch) -> None:
     (gpu,) = [each.found for each in findings if each.topic == "gpu"]
     assert gpu.startswith("a chip, 80 GB")
     assert "--device cuda" in gpu
+
+
+def test_an_apple_gpu_is_reported_with_its_option(report: Report, monkeypatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert looking._torch().mps
+    findings = with_findings(replace(report, torch=looking._torch())).findings
+    assert "--device mps" in next(each.found for each in findings if each.topic == "gpu")
 
 
 def test_a_damaged_default_model_is_found_despite_a_stored_hash(
@@ -316,7 +323,7 @@ def cut(text: str) -> str:
         (cut, "is cut short: its JSON has no end"),
         (lambda text: text[:-2], "is cut short: its JSON has no end"),
         (lambda text: text[: text.index("dirty") if "dirty" in text else 60], "is cut short"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "has version 2"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 3'), "has version 3"),
         (lambda text: text.replace('"cores"', '"kernels"'), "processor lacks cores"),
         (lambda text: text.replace('"cores"', '"x": 1, "cores"'), "processor has 'x', which it"),
         (lambda text: text.replace('"utf8_mode": ', '"utf8_mode": 1'), "is no"),

@@ -1,10 +1,12 @@
 """The comparison with other engines: its loads, its counts, and the failures of a peer."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,27 @@ import pytest
 from benchmarks.peers import comparing
 from benchmarks.peers import loads as asked
 from benchmarks.peers.answers import share_agreeing
+from benchmarks.peers.builds import Build, llama_cpp_build
 from benchmarks.peers.comparing import Comparison
 from benchmarks.peers.engines import ENGINES, chosen
-from benchmarks.peers.environments import RECIPES, requirements_of
+from benchmarks.peers.environments import Environments, SetupError, recipes, requirements_of
 from benchmarks.peers.loads import DECODE, MEMORY_ALONE, MIXED, START, UNITS, loads
 from benchmarks.peers.preparing import started_once
 from benchmarks.peers.processes import Moment, family, peak_memory
+from benchmarks.peers.processor import LEVEL_OF, PRETENDED, VARIABLES, Processor, features_in
 from benchmarks.peers.record import Record, RecordError, Round
-from benchmarks.peers.running import Turn, gathered, last_words
+from benchmarks.peers.running import Turn, gathered, last_words, take_turn
 from benchmarks.peers.summary import best_peer, figures, ratios, summary, values
-from benchmarks.peers.table import peers_table
+from benchmarks.peers.table import LEVELS, peers_in_short, peers_page, peers_table, title
 from benchmarks.peers.workers.static import in_batches
 from tools import results
 from tools.chapters import ROOT
+
+EPYC = Processor(
+    "AMD EPYC", features_in("flags\t: fma f16c bmi2 avx avx2 avx512f avx512_vnni avx512_bf16\n")
+)
+XEON = Processor("Intel Xeon", EPYC.features | {"avx_vnni", "amx_int8", "amx_bf16"})
+ARM = Processor("Neoverse-V2", features_in("Features\t: fp asimd asimddp i8mm bf16 sve\n"))
 
 SURE = [{"prompt": [5, 6], "tokens": [6, 6]}, {"prompt": [7], "tokens": [7]}]
 RIGHT = [each["tokens"] for each in SURE] * 2
@@ -296,7 +306,7 @@ def test_an_engine_that_fails_is_reported_in_a_sentence_and_the_others_go_on(
     assert list(found["ratios_of_minigen_to"]) == ["minigen fake"]
     assert list(found["ratios_of_minigen_to"]["minigen fake"]) == ["good"]
     assert found["cut_off"] == 0
-    assert "There are no such weights." in peers_table(measured)
+    assert "There are no such weights." in peers_table("peers-x-avx2", measured)
 
 
 def test_a_run_that_was_cut_off_keeps_its_turns_and_is_resumed(
@@ -375,7 +385,7 @@ def test_last_words_name_no_place_of_this_machine(tmp_path: Path) -> None:
 def test_engines_can_be_chosen_by_a_prefix_of_their_names() -> None:
     assert chosen(None) == list(ENGINES)
     assert {engine.environment for engine in chosen("llama.cpp, vLLM")} == {"llama_cpp", "vllm_cpu"}
-    assert all(engine.environment in {None, *RECIPES} for engine in ENGINES)
+    assert all(engine.environment in {None, *recipes(EPYC)} for engine in ENGINES)
     assert len({engine.name for engine in ENGINES}) == len(ENGINES)
 
 
@@ -390,7 +400,7 @@ def test_a_wheels_requirements_are_read_without_its_extras(tmp_path: Path) -> No
 def test_the_page_of_results_shows_what_was_measured() -> None:
     text = results.PAGE.read_text(encoding="utf-8")
     shown = text.split(results.PEERS_BEGIN)[1].split(results.PEERS_END)[0].strip()
-    assert shown == results.peers(), "run python -m tools.results"
+    assert shown == peers_page(results.peers()), "run python -m tools.results"
 
 
 def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() -> None:
@@ -408,17 +418,118 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
         "settings": {"threads": 2, "scale": 1.0},
         "summary": summary(rounds),
     }
-    table = peers_table(measured)
+    table = peers_table("peers-x-avx2", measured)
     lines = table.splitlines()
-    assert "2 threads of a processor\nwith 2 cores, 2 rounds, 2026-01-02." in table
+    assert lines[0] == "2 threads of a processor with 2 cores, 2 rounds, 2026-01-02"
+    assert "[peers-x-avx2.json](../benchmarks/results/peers-x-avx2.json)" in lines[1]
     row = "| peer | **1,234** (1,234–1,234) | - | - | - | - | - | **5.00** (5.00–5.00) | 100% |"
     assert row in lines
     assert "- decode, minigen auto / peer (best peer): **1.50** (1.00–2.00, 2 rounds)" in lines
     assert "shortened" not in table
     measured["settings"]["scale"] = 0.2
-    assert "shortened to 0.2" in peers_table(measured)
+    assert "shortened to 0.2" in peers_table("peers-x-avx2", measured)
     assert "Versions: thing 1.0 (commit abc)." in table
     assert lines[-1] == "- odd is left out: There are no such weights."
+
+
+def test_results_are_named_after_the_processor_and_what_it_has() -> None:
+    assert [each.short_name for each in (EPYC, XEON, ARM)] == [
+        "amd-epyc-avx512",
+        "intel-xeon-amx",
+        "neoverse-i8mm",
+    ]
+    names = {
+        "13th Gen Intel(R) Core(TM) i7-1365U": "intel-core-avx2",
+        "AMD Ryzen 7 7840U w/ Radeon 780M Graphics": "amd-ryzen-avx2",
+        "aarch64": "aarch64-avx2",
+    }
+    avx2 = frozenset({"avx", "avx2"})
+    assert {name: Processor(name, avx2).short_name for name in names} == names
+    assert Processor("x", frozenset()).instructions == []
+    assert "AVX-512 VNNI" in EPYC.instructions
+    assert ARM.instructions[0] == "SVE"
+    assert {*LEVEL_OF.values(), *PRETENDED} <= set(LEVELS)
+
+
+def test_a_pretended_processor_has_no_more_than_its_own_instructions() -> None:
+    pretended = Processor(XEON.name, XEON.features, "avx2")
+    assert pretended.short_name == "intel-xeon-amx-avx2"
+    assert pretended.instructions == ["AVX2"]
+    assert pretended.variables == VARIABLES["avx2"] != XEON.variables == {}
+    assert pretended.can_pretend
+    assert not Processor("old", frozenset({"avx"}), "avx2").can_pretend
+    assert {engine.environment for engine in chosen(None, "avx2")} == {None, "llama_cpp"}
+    assert [engine.name for engine in chosen("vLLM", "avx2")] == []
+
+
+def test_llama_cpp_is_built_for_the_processor_and_its_report_is_checked() -> None:
+    native, with_amx, arm = map(llama_cpp_build, (EPYC, XEON, ARM))
+    old = llama_cpp_build(Processor(XEON.name, XEON.features, "avx2"))
+    assert len({build.name for build in (native, with_amx, old)}) == 3
+    assert native.problem(report_of(*native.wanted)) == ""
+    assert native.problem(report_of("AVX2", "AVX512")).startswith("the build lacks F16C, FMA, ")
+    assert with_amx.problem(report_of(*native.wanted)) == "the build lacks AVX_VNNI, AMX_INT8"
+    assert arm.wanted == ("NEON", "DOTPROD", "MATMUL_INT8", "SVE")
+    assert old.problem(report_of("F16C", "FMA", "BMI2", "AVX", "AVX2")) == ""
+    excess = old.problem(report_of(*with_amx.wanted))
+    assert excess.startswith("the build has AVX_VNNI, AVX512, ")
+    assert "AMX_INT8" in excess
+    assert "AVX512" not in old.variables["CMAKE_ARGS"]
+    assert "-DGGML_AVX2=ON" in old.variables["CMAKE_ARGS"]
+    assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in shlex.split(
+        with_amx.variables["CMAKE_ARGS"]
+    )
+
+
+def report_of(*features: str) -> str:
+    """Return llama.cpp's system info of a build with these features."""
+    return "CPU : SSE3 = 1 | " + "".join(f"{each} = 1 | " for each in features)
+
+
+def test_a_build_that_lacks_what_it_should_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip is not called, and the environment's Python is this one, whose report is canned."""
+    build = Build("slow", (), wanted=("AVX2",), report="print('CPU : AVX = 1 | ')")
+    recipe = replace(recipes(EPYC)["llama_cpp"], build=build)
+    environments = Environments(tmp_path, {"llama_cpp": recipe})
+    assert environments.place("llama_cpp") == tmp_path / "llama_cpp-slow"
+    monkeypatch.setattr(environments, "python", lambda name: Path(sys.executable))
+    calls: list[dict[str, str]] = []
+    monkeypatch.setattr(environments, "_pip", lambda *_, variables=None: calls.append(variables))
+    with pytest.raises(SetupError, match="llama_cpp was compiled, but the build lacks AVX2"):
+        environments.set_up("llama_cpp")
+    assert calls == [build.variables, None]
+
+
+def test_an_engine_that_a_signal_ends_is_named_with_the_signal(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("workers read /proc")
+    (job,) = fake_jobs(killed="none").values()
+    dying = [sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"]
+    found = take_turn(dying, {**job, "answers": SURE, "build": "compiled by hand"}, tmp_path)
+    assert found.failure == "It ended with signal SIGSEGV: no reason was printed."
+    assert found.versions == {"build": "compiled by hand"}
+
+
+def test_the_table_says_what_is_pretended_and_how_a_peer_was_built() -> None:
+    built = turn(1234)
+    built.versions = {"build": "compiled for AVX2"}
+    measured = {
+        "environment": {"cpu": "a processor", "cores": 2, "instructions": ["AVX2", "AVX"]},
+        "settings": {"threads": 2, "scale": 1.0, "pretended": "avx2"},
+        "summary": summary(rounds_of({"minigen auto": turn(2468), "llama.cpp Q4_0": built})),
+    }
+    name = "peers-x-avx512-avx2"
+    assert title(name, measured) == "a processor, pretended: AVX2 and no more"
+    table = peers_table(name, measured)
+    assert "**pretended**" in table
+    assert "The processor has AVX2, AVX." in table
+    assert table.splitlines()[-1] == "- llama.cpp is compiled for AVX2."
+    short = "- a processor, pretended: AVX2 and no more: decode 2.00; memory 1.00"
+    assert peers_in_short({name: measured}) == short
+    assert peers_page({name: measured}).startswith(f"### {title(name, measured)}\n\n2 threads")
+    assert peers_page({}) == peers_in_short({}) == ""
 
 
 def test_help_shows_how_to_divide_a_run() -> None:

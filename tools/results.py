@@ -1,16 +1,19 @@
-"""Write docs/results.md from benchmarks/results/: `python -m tools.results`."""
+"""Write docs/results.md and a part of README.md from benchmarks/results/.
+
+`python -m tools.results` does so.
+"""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.peers.table import peers_table
+from benchmarks.peers.table import peers_in_short, peers_page
 from tools.chapters import ROOT, replaced
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 PEERS_BEGIN, PEERS_END = "<!-- peers -->", "<!-- /peers -->"
 FOLDER = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 
 
 def lines() -> str:
@@ -164,11 +167,14 @@ def cost_lines(measured: dict[str, Any]) -> list[str]:
     ]
 
 
-def peers() -> str:
-    """Return the table of minigen and other engines, or nothing if that was not measured."""
-    if not (FOLDER / "peers.json").exists():
-        return ""
-    return peers_table(_read("peers"))
+def peers() -> dict[str, dict[str, Any]]:
+    """Return the comparisons with other engines, one per processor; the pretended ones come last.
+
+    The keys are the names of the files, without their ending.
+    """
+    found = {path.stem: _read(path.stem) for path in sorted(FOLDER.glob("peers-*.json"))}
+    pretended = {name: bool(each["settings"].get("pretended")) for name, each in found.items()}
+    return {name: found[name] for name in sorted(found, key=pretended.__getitem__)}
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -180,6 +186,15 @@ def _link(name: str) -> str:
     return f"[{name}](../benchmarks/results/{name}.json)"
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Replace the parts of both documents that show results."""
     text = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, lines())
-    PAGE.write_text(replaced(text, PEERS_BEGIN, PEERS_END, peers()), encoding="utf-8")
+    page = replaced(text, PEERS_BEGIN, PEERS_END, peers_page(peers()))
+    PAGE.write_text(page, encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    short = replaced(readme, PEERS_BEGIN, PEERS_END, peers_in_short(peers()))
+    README.write_text(short, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -52,9 +52,18 @@ ENGINES = (
 )
 
 
-def chosen(names: str | None) -> list[Engine]:
-    """Return the engines whose names start with one of the comma-separated prefixes; None: all."""
-    if names is None:
-        return list(ENGINES)
-    begins = tuple(name.strip() for name in names.split(","))
-    return [engine for engine in ENGINES if engine.name.startswith(begins)]
+PRETENDING = {None, "llama_cpp"}  # the environments of engines that can pretend a processor
+
+
+def chosen(names: str | None, pretended: str | None = None) -> list[Engine]:
+    """Return the engines whose names start with one of the comma-separated prefixes; None: all.
+
+    If a processor is pretended, only engines that can do so are returned.
+    """
+    begins = ("",) if names is None else tuple(name.strip() for name in names.split(","))
+    return [
+        engine
+        for engine in ENGINES
+        if engine.name.startswith(begins)
+        and (pretended is None or engine.environment in PRETENDING)
+    ]

@@ -1,7 +1,7 @@
 """A virtual environment for each peer, with the versions that were tested; Linux only.
 
 Setup can be interrupted at any point: a complete environment has a stamp, and others are set up
-again (pip keeps its cache). llama.cpp is compiled for this machine, which takes minutes.
+again (pip keeps its cache). llama.cpp is compiled for the processor, which takes minutes.
 """
 
 import hashlib
@@ -11,11 +11,16 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks.peers.builds import Build, llama_cpp_build
+from benchmarks.peers.processor import Processor
 
 TORCH = "torch==2.13.0"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -24,22 +29,18 @@ class Recipe:
 
     `stripped` is a package that is installed without those of its requirements that start with one
     of `unwanted` (they have no build for torch on a CPU, and the package runs without them).
-    `variables` are set for pip. `preload` is a library of the environment that the peer needs
-    loaded before all others.
+    `preload` is a library of the environment that the peer needs loaded before all others. `build`
+    is how the peer is compiled, if it is.
     """
 
     requirements: tuple[str, ...]
     stripped: str | None = None
     unwanted: tuple[str, ...] = ()
-    variables: dict[str, str] = field(default_factory=dict)
     preload: str | None = None
+    build: Build | None = None
 
 
 RECIPES = {
-    "llama_cpp": Recipe(
-        ("llama-cpp-python==0.3.36", "numpy", "gguf"),
-        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAVA_BUILD=OFF"},
-    ),
     "onnxruntime_genai": Recipe(
         (
             "onnxruntime-genai==0.18.0",
@@ -61,55 +62,79 @@ RECIPES = {
 }
 
 
+def recipes(processor: Processor) -> dict[str, Recipe]:
+    """Return the recipes of all peers; llama.cpp is built for this processor."""
+    packages = ("llama-cpp-python==0.3.36", "numpy", "gguf")
+    return {"llama_cpp": Recipe(packages, build=llama_cpp_build(processor)), **RECIPES}
+
+
 class SetupError(Exception):
     """An environment could not be set up; the message is a sentence that says why."""
 
 
 class Environments:
-    """The peers' environments, each in its own folder."""
+    """The environments of peers, each in its own folder, and each build in one of its own."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, recipes: Mapping[str, Recipe]):
+        self.folder, self.recipes = folder, recipes
+
+    def place(self, name: str) -> Path:
+        """Return the folder of a peer's environment."""
+        build = self.recipes[name].build
+        return self.folder / (name if build is None else f"{name}-{build.name}")
 
     def python(self, name: str) -> Path:
         """Return the path of a peer's Python."""
-        return self.folder / name / "bin" / "python"
+        return self.place(name) / "bin" / "python"
 
-    def variables(self, name: str | None) -> dict[str, str]:
+    def variables(self, name: str) -> dict[str, str]:
         """Return the environment variables with which a peer's process is started."""
-        library = None if name is None else RECIPES[name].preload
-        return {} if library is None else {"LD_PRELOAD": str(self.folder / str(name) / library)}
+        library = self.recipes[name].preload
+        return {} if library is None else {"LD_PRELOAD": str(self.place(name) / library)}
 
     def set_up(self, name: str) -> None:
         """Create and fill a peer's environment, unless it is complete already."""
-        recipe = RECIPES[name]
-        stamp = self.folder / name / "recipe.txt"
+        recipe, folder = self.recipes[name], self.place(name)
+        stamp = folder / "recipe.txt"
         state = hashlib.sha256(repr(recipe).encode()).hexdigest()
         if stamp.exists() and stamp.read_text("utf-8") == state:
             return
         if not self.python(name).exists():
-            venv.create(self.folder / name, with_pip=True)
-        print(f"installing {name}", flush=True)
-        self._pip(name, recipe, *recipe.requirements)
+            venv.create(folder, with_pip=True)
+        print(f"installing {folder.name}", flush=True)
+        if recipe.build is None:
+            self._pip(name, "install", *recipe.requirements)
+        else:
+            self._compile(name, recipe.requirements, recipe.build)
         if recipe.stripped is not None:
             self._install_stripped(name, recipe, recipe.stripped)
         stamp.write_text(state, encoding="utf-8")
 
+    def _compile(self, name: str, requirements: Sequence[str], build: Build) -> None:
+        """Compile the first requirement, without pip's cache: it would give another build."""
+        compiled, *others = requirements
+        again = ("--no-cache-dir", "--force-reinstall", "--no-deps")
+        self._pip(name, "install", *again, compiled, variables=build.variables)
+        self._pip(name, "install", compiled, *others)
+        found = subprocess.run(
+            [str(self.python(name)), "-c", build.report], capture_output=True, encoding="utf-8"
+        )
+        problem = build.problem(found.stdout)
+        if found.returncode or problem:
+            raise SetupError(f"{name} was compiled, but {problem or 'cannot be imported'}.")
+
     def _install_stripped(self, name: str, recipe: Recipe, package: str) -> None:
-        wheels = self.folder / name / "wheels"
+        wheels = self.place(name) / "wheels"
         if not list(wheels.glob("*.whl")):
-            self._pip_command(name, {}, "download", "--no-deps", "--dest", str(wheels), package)
+            self._pip(name, "download", "--no-deps", "--dest", str(wheels), package)
         (wheel,) = wheels.glob("*.whl")
         wanted = [
             line for line in requirements_of(wheel) if not line.lower().startswith(recipe.unwanted)
         ]
-        self._pip(name, recipe, *wanted, *recipe.requirements)
-        self._pip(name, recipe, "--no-deps", str(wheel))
+        self._pip(name, "install", *wanted, *recipe.requirements)
+        self._pip(name, "install", "--no-deps", str(wheel))
 
-    def _pip(self, name: str, recipe: Recipe, *arguments: str) -> None:
-        self._pip_command(name, recipe.variables, "install", *arguments)
-
-    def _pip_command(self, name: str, variables: dict[str, str], *arguments: str) -> None:
+    def _pip(self, name: str, *arguments: str, variables: Mapping[str, str] = NO_VARIABLES) -> None:
         command = [str(self.python(name)), "-m", "pip", "--quiet", *arguments]
         if subprocess.run(command, env={**os.environ, **variables}, check=False).returncode:
             raise SetupError(f"{name} could not be installed: pip {arguments[0]} failed.")
@@ -121,11 +146,9 @@ class Environments:
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise SetupError(f"{name}'s Python failed at {' '.join(arguments[:2])[:60]!r}.")
 
-    def versions(self, name: str | None) -> dict[str, str]:
-        """Return the versions of the packages in a peer's recipe, its own first; empty for None."""
-        if name is None:
-            return {}
-        recipe = RECIPES[name]
+    def versions(self, name: str) -> dict[str, str]:
+        """Return the versions of the packages in a peer's recipe, its own first."""
+        recipe = self.recipes[name]
         listing = [str(self.python(name)), "-m", "pip", "list", "--format=json"]
         found = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
         required = [*([recipe.stripped] if recipe.stripped else []), *recipe.requirements]

@@ -1,10 +1,11 @@
 """Everything that an engine needs before it is measured, so that no sample includes it."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,35 +20,62 @@ OWN_PACKAGES = ("minigen", "torch", "numba")
 
 
 def prepared(
-    engines: Sequence[Engine], environments: Environments, models: Models, threads: int
+    engines: Sequence[Engine],
+    environments: Environments,
+    models: Models,
+    threads: int,
+    own_variables: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return the job of every engine that could be set up, and why the others could not."""
+    """Return the job of every engine that could be set up, and why the others could not.
+
+    `own_variables` are set in the processes of minigen alone.
+    """
     jobs, reasons = {}, {}
     for engine in engines:
         try:
-            jobs[engine.name] = job(engine, environments, models, threads)
+            jobs[engine.name] = (
+                own_job(engine, models, threads, own_variables)
+                if engine.environment is None
+                else peers_job(engine, engine.environment, environments, models, threads)
+            )
         except SetupError as error:
             reasons[engine.name] = str(error)
             print(f"{engine.name} is left out: {error}", flush=True)
     return jobs, reasons
 
 
-def job(engine: Engine, environments: Environments, models: Models, threads: int) -> dict[str, Any]:
-    """Return an engine's command and job; set up its environment and its model's format first.
+def own_job(
+    engine: Engine, models: Models, threads: int, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the command and job of minigen; compile its kernels first.
+
+    Raises a `SetupError` if that fails.
+    """
+    compile_kernels(variables)
+    described = {"variables": dict(variables), "versions": own_versions()}
+    return described | _job(engine, Path(sys.executable), models, threads)
+
+
+def peers_job(
+    engine: Engine, environment: str, environments: Environments, models: Models, threads: int
+) -> dict[str, Any]:
+    """Return a peer's command and job; set up its environment and its model's format first.
 
     Raises a `SetupError` if one of them cannot be made.
     """
-    python, versions = sys.executable, own_versions()
-    if engine.environment is None:
-        compile_kernels()
-    else:
-        environments.set_up(engine.environment)
-        python = str(environments.python(engine.environment))
-        versions = environments.versions(engine.environment)
+    environments.set_up(environment)
+    build = environments.recipes[environment].build
     return {
-        "command": [python, "-m", engine.worker],
-        "variables": environments.variables(engine.environment),
-        "versions": versions,
+        "variables": environments.variables(environment),
+        "versions": environments.versions(environment),
+        **({} if build is None else {"build": build.about}),
+        **_job(engine, environments.python(environment), models, threads),
+    }
+
+
+def _job(engine: Engine, python: Path, models: Models, threads: int) -> dict[str, Any]:
+    return {
+        "command": [str(python), "-m", engine.worker],
         "model": str(models.path(engine.model)),
         "weights": engine.weights,
         "at_once": engine.at_once,
@@ -61,14 +89,15 @@ def own_versions() -> dict[str, str]:
     return {name: version(name) for name in OWN_PACKAGES if find_spec(name) is not None}
 
 
-def compile_kernels() -> None:
+def compile_kernels(variables: Mapping[str, str]) -> None:
     """Compile minigen's kernels once, which takes minutes; otherwise torch would be measured.
 
     If Numba is missing, minigen reports that itself when it starts.
     """
     if find_spec("numba") is None:
         return
-    if subprocess.run([sys.executable, "-m", "minigen", "compile"], check=False).returncode:
+    command, environment = [sys.executable, "-m", "minigen", "compile"], {**os.environ, **variables}
+    if subprocess.run(command, env=environment, check=False).returncode:
         raise SetupError("minigen's kernels could not be compiled.")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import environment
+from benchmarks.peers.processor import Processor
 from benchmarks.peers.running import Turn
 from benchmarks.peers.summary import summary
 
@@ -41,7 +42,7 @@ class Round:
     def new(cls, engines: list[str]) -> "Round":
         """Return a round without turns, with the present date, machine and code."""
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return cls(started, environment(), code_version(), engines)
+        return cls(started, machine(), code_version(), engines)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "Round":
@@ -90,7 +91,7 @@ class Record:
         The file is replaced atomically, so it is complete even if this process is killed.
         """
         head = {
-            "environment": self.rounds[-1].machine if self.rounds else environment(),
+            "environment": self.rounds[-1].machine if self.rounds else machine(),
             "settings": self.settings,
             "summary": summary([vars(each) for each in self.rounds]),
         }
@@ -99,6 +100,11 @@ class Record:
         unfinished = self.path.with_name(f"unfinished-{self.path.name}")
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(self.path)
+
+
+def machine() -> dict[str, Any]:
+    """Return the machine, its processor's instruction sets, and the versions of packages."""
+    return {**environment(), "instructions": Processor.present().instructions}
 
 
 def code_version() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -70,8 +71,10 @@ def take_turn(
             return Turn(failure=f"It was stopped after the time limit of {time_limit:.0f} s.")
     turn = gathered(run.stdout, job["answers"])
     turn.packages = dict(job["versions"])
+    if "build" in job:
+        turn.versions["build"] = job["build"]
     if run.returncode and turn.failure is None:
-        turn.failure = f"It ended with exit code {run.returncode}: {last_words(log)}."
+        turn.failure = f"It ended with {ending(run.returncode)}: {last_words(log)}."
     elif turn.agreeing is None and turn.failure is None:
         turn.failure = "It ended before it had answered all prompts."
     return turn
@@ -91,6 +94,11 @@ def gathered(output: str, sure: list[dict[str, Any]]) -> Turn:
             turn.agreeing = share_agreeing(result["answers"], sure)
         turn.failure = result.get("refused", turn.failure)
     return turn
+
+
+def ending(code: int) -> str:
+    """Return an exit code in words; the codes of signals are negative."""
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def last_words(log: Path) -> str:

@@ -1,5 +1,6 @@
 """The comparison as Markdown, computed from the JSON. Standard library only."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peers.loads import (
@@ -24,19 +25,71 @@ COLUMNS = {
     MEMORY_ALONE: "memory",
 }
 
+PRETENDED = (
+    "An older processor is **pretended**: environment variables restrict minigen's kernels, and "
+    "llama.cpp is compiled for it. Other engines cannot pretend."
+)
+LEVELS = {  # the end of a short name of a processor -> what it means
+    "amx": "AMX",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+    "i8mm": "NEON with i8mm",
+    "dotprod": "NEON with dotprod",
+    "neon": "NEON",
+}
 
-def peers_table(measured: dict[str, Any]) -> str:
-    """Return a row per engine, the headline ratios, and which engines were left out and why."""
+
+def peers_page(measured: Mapping[str, dict[str, Any]]) -> str:
+    """Return the table of each processor, by the names of the files of results."""
+    return "\n\n".join(
+        f"### {title(name, each)}\n\n{peers_table(name, each)}" for name, each in measured.items()
+    )
+
+
+def peers_in_short(measured: Mapping[str, dict[str, Any]]) -> str:
+    """Return a line per processor: minigen's ratios to the best peer."""
+    return "\n".join(_in_short(name, each) for name, each in measured.items())
+
+
+def _in_short(name: str, measured: dict[str, Any]) -> str:
+    best = {
+        each["load"]: f"{COLUMNS[each['load']]} {each['median']:.2f}"
+        for each in measured["summary"]["headlines"]
+        if each["best_of_all_peers"]
+    }
+    more = ", ".join(text for load, text in best.items() if load not in LESS_IS_BETTER)
+    less = ", ".join(text for load, text in best.items() if load in LESS_IS_BETTER)
+    return f"- {title(name, measured)}: {'; '.join(part for part in (more, less) if part)}"
+
+
+def title(name: str, measured: dict[str, Any]) -> str:
+    """Return the title of a file of results: the processor, its level, and whether it is pretended.
+
+    >>> title("peers-amd-epyc-avx512", {"environment": {"cpu": "AMD EPYC"}, "settings": {}})
+    'AMD EPYC with AVX-512'
+    """
+    pretended = measured["settings"].get("pretended")
+    cpu, level = measured["environment"]["cpu"], LEVELS.get(name.split("-")[-1])
+    if pretended is not None:
+        return f"{cpu}, pretended: {LEVELS[pretended]} and no more"
+    return cpu if level is None else f"{cpu} with {level}"
+
+
+def peers_table(name: str, measured: dict[str, Any]) -> str:
+    """Return a row per engine, the headline ratios, and which engines were left out and why.
+
+    `name` is that of the file of results, without its ending.
+    """
     engines = measured["summary"]["engines"]
-    rows = {name: found for name, found in engines.items() if "left_out" not in found}
+    rows = {engine: found for engine, found in engines.items() if "left_out" not in found}
     best = measured["summary"]["best_peers"]
     return "\n".join(
         [
-            *_heading(measured),
+            *_heading(name, measured),
             "",
             f"| engine | {' | '.join(_title(load) for load in COLUMNS)} | sure answers |",
             f"|---|{'--:|' * (len(COLUMNS) + 1)}",
-            *(f"| {name} | {' | '.join(_cells(name, rows[name], best))} |" for name in rows),
+            *(f"| {row} | {' | '.join(_cells(row, rows[row], best))} |" for row in rows),
             "",
             *_ratios(measured["summary"]["headlines"]),
             *_notes(engines, measured["summary"]["code"]),
@@ -44,29 +97,21 @@ def peers_table(measured: dict[str, Any]) -> str:
     )
 
 
-def _heading(measured: dict[str, Any]) -> list[str]:
-    summary, machine = measured["summary"], measured["environment"]
+def _heading(name: str, measured: dict[str, Any]) -> list[str]:
+    summary, machine, settings = measured["summary"], measured["environment"], measured["settings"]
     count = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     cut_off = f" ({summary['cut_off']} of them cut off)" if summary["cut_off"] else ""
-    scale = measured["settings"]["scale"]
-    tried = f" **All loads were shortened to {scale:g} of the sizes below.**" if scale != 1 else ""
     dates = " and ".join(sorted({summary["dates"][0], summary["dates"][-1]}))
+    has = (
+        f" The processor has {', '.join(found)}." if (found := machine.get("instructions")) else ""
+    )
+    tried = f"**All loads were shortened to {settings['scale']:g} of their sizes.**"
     return [
-        "minigen and other engines: the same model and the same tokens for all, "
-        f"{measured['settings']['threads']} threads of {machine['cpu']}",
-        f"with {machine['cores']} cores, {count}{cut_off}, {dates}. Medians, with the least "
-        "and the most in brackets; the best peer is in",
-        "**bold**. Decode: tokens per second of one stream after its first token. Prefill: prompt "
-        "tokens per second up to the",
-        "first token of the answer. 32 requests at once (64 + 64 tokens) and 128 mixed ones "
-        "(16 to 512 + 16 to 128): tokens of",
-        "answers per second; the 128 only for engines with continuous batching, and one form of "
-        "llama.cpp. Start: from starting the process",
-        "to the first token, with compiled code already cached on disk. Memory: peak with one "
-        "stream; vLLM and OpenVINO reserve",
-        "1 GB for many. Sure answers: of the answers that float32 is sure of, the share that the "
-        "engine also gives. [peers.json](../benchmarks/results/peers.json)",
-        f"has all samples, [loads.py](../benchmarks/peers/loads.py) has the loads.{tried}",
+        f"{settings['threads']} threads of {machine['cpu']} with {machine['cores']} cores, "
+        f"{count}{cut_off}, {dates}",
+        f"([{name}.json](../benchmarks/results/{name}.json) has all samples).{has}",
+        *([PRETENDED] if settings.get("pretended") else []),
+        *([tried] if settings["scale"] != 1 else []),
     ]
 
 
@@ -92,9 +137,7 @@ def _ratios(headlines: list[dict[str, Any]]) -> list[str]:
     if not headlines:
         return []
     return [
-        "Ratios of minigen's figure to a peer's, each within one round: the median of the rounds, "
-        "with the least and the most. More than 1",
-        "means faster; for start and memory, less than 1 means less.",
+        "Ratios of minigen to its peers:",
         "",
         *(_ratio(each) for each in headlines),
         "",
@@ -117,11 +160,17 @@ def _notes(engines: dict[str, Any], code: list[str]) -> list[str]:
     packages = dict.fromkeys(" ".join(next(iter(p.items()))) for e in sound if (p := e["packages"]))
     reasons = {name: each["left_out"] for name, each in engines.items() if "left_out" in each}
     failures = {name: each["failures"] for name, each in engines.items() if each.get("failures")}
+    builds = {
+        build: name.split()[0]
+        for name, each in engines.items()
+        if (build := each.get("versions", {}).get("build"))
+    }
     commits = f" (commit {', '.join(code)})" if code else ""
     return [
         f"{set_aside} of {of_all} figures were set aside, because other processes used more than "
         f"5% of the machine. Versions: {', '.join(packages)}{commits}.",
-        *([""] if reasons or failures else []),
+        *([""] if reasons or failures or builds else []),
+        *(f"- {name} is {build}." for build, name in builds.items()),
         *(f"- {name} is left out: {reason}" for name, reason in reasons.items()),
         *(f"- {name} failed in some rounds: {' '.join(each)}" for name, each in failures.items()),
     ]

@@ -101,6 +101,10 @@ def make_plan(
         from minigen.assembly import cuda
 
         return cuda.plan(checkpoint, options, trace or Trace())
+    if options.device == "mps":
+        from minigen.assembly import mps
+
+        return mps.plan(checkpoint, options)
     return cpu.plan(checkpoint, options, progress)
 
 

@@ -7,7 +7,6 @@ vectors.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -21,18 +20,19 @@ from minigen.assembly.cpu_kernels import (
     kernel_source,
     warn_of_slow_path,
 )
+from minigen.assembly.torch_layers import build_runner, memory_for, one_thread
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.quantized.matrix import QuantizedTensor
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.config import EngineConfig
-from minigen.engine.model_runner import AttentionBackend, BlockPool, PagedRunner
+from minigen.engine.model_runner import AttentionBackend, BlockPool
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool, attend_paged
+from minigen.kv_cache.paged import CPU, KVPool, attend_paged
 from minigen.kv_cache.quantized import attend_coded
 from minigen.model.layers import DenseLinear
-from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
+from minigen.model.transformer import MakeLinear, dense_linear
 from minigen.protocols import Linear, Runner
 from minigen.sampling.sampler import Choose, choose_tokens
 from minigen.sockets.resolve import build_part, find_part, name_of
@@ -128,7 +128,9 @@ class CpuPlan:
         if self.options.context_parallel_size > 1:
             attention = "a ring for the parts of a prompt, a merge for those of the cache"
         if self.compiled or self.form in ("int8", "int4"):
-            linear = "Numba, weights packed in panels of sixteen rows"
+            from minigen.kernels.cpu.microkernels import instructions
+
+            linear = f"Numba, weights packed in panels of sixteen rows, {instructions()}"
         elif _packs(self.form):
             linear = "torch, weights packed for oneDNN"
         return {
@@ -185,11 +187,9 @@ class CpuPlan:
             else:
                 pool = KVPool(config.num_layers, num_blocks, *sizes)
                 attention = self._checked(pool)
-        parts = (self.checkpoint.tensors, DTYPES[self.form], *linears(self.form, num_threads))
-        with one_thread():
-            model = build_transformer(config, *parts)
-        windows, most = config.sliding_windows, options.max_num_batched_tokens
-        return PagedRunner(model, pool, manager, windows, most, num_threads, attention)
+        where = (DTYPES[self.form], CPU, linears(self.form, num_threads))
+        parts = (self.checkpoint, options, manager, num_threads, pool, attention)
+        return build_runner(*parts, *where)
 
     def _checked(self, pool: KVPool) -> AttentionBackend:
         """Return the attention backend, in a wrapper that checks it if it is the user's."""
@@ -425,30 +425,3 @@ def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLin
 
         return packed_linear(DTYPES[form]), pack
     return dense_linear(DTYPES[form]), lambda head: head
-
-
-@contextmanager
-def memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
-    """Raise `OptionError` if the system refuses the memory for the KV cache."""
-    try:
-        yield
-    except (OSError, OverflowError, ValueError) as error:
-        raise OptionError(
-            f"num_blocks {num_blocks} of {block_size} tokens each need more memory than "
-            f"this machine can allocate: {error}."
-        ) from error
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Unpack weights with one torch thread.
-
-    Threads gain little on many small operations. If another program keeps a core busy, their
-    synchronisation makes the unpacking take twenty times as long.
-    """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

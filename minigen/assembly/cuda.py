@@ -16,7 +16,7 @@ from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.model.transformer import build_transformer
+from minigen.model.transformer import build_transformer, dense_linear
 from minigen.protocols import Runner
 from minigen.sampling.sampler import Choose
 from minigen.trace.events import Trace
@@ -108,7 +108,7 @@ class CudaPlan:
 
         options, config = self.options, self.checkpoint.config
         device = torch.device(self.device)
-        make_linear = kernel_model.device_linear(self.dtype, device)
+        make_linear = dense_linear(self.dtype, device)
         model = build_transformer(config, self.checkpoint.tensors, self.dtype, make_linear)
         sizes = (config.kv_heads, options.block_size, config.head_dim)
         try:
@@ -152,7 +152,8 @@ def plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaP
         return _split(checkpoint, options, "cuda", DTYPE, trace)
     torch.cuda.empty_cache()  # memory that torch still caches for earlier models counts as free
     free, _ = torch.cuda.mem_get_info()
-    return CudaPlan(checkpoint, options, left_for_cache(free, checkpoint, options))
+    left = left_for_cache(free, checkpoint, options, DTYPE, _SHARE_FOR_CACHE)
+    return CudaPlan(checkpoint, options, left)
 
 
 def interpreted_plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaPlan:
@@ -174,7 +175,8 @@ def _split(
     if device == "cuda":
         _check_gpus(ranks)
     group = GpuGroup(checkpoint, ranks, device, dtype, trace)
-    left = ranks * left_for_cache(group.free_bytes, checkpoint, options)
+    sizes = (checkpoint, options, DTYPE, _SHARE_FOR_CACHE)
+    left = ranks * left_for_cache(group.free_bytes, *sizes)
     return CudaPlan(checkpoint, options, left, group, device=device, dtype=dtype)
 
 
@@ -211,8 +213,14 @@ def interpreted_attention(weights: str) -> AttentionBackend:
     return attend_triton
 
 
-def left_for_cache(free: int, checkpoint: "Checkpoint", options: EngineConfig) -> int:
-    """Return the bytes, of `free` ones of a GPU, that weights and the largest step leave.
+def left_for_cache(
+    free: int,
+    checkpoint: "Checkpoint",
+    options: EngineConfig,
+    dtype: torch.dtype,
+    share: float,
+) -> int:
+    """Return this `share` of the bytes, of `free` ones, that weights and the largest step leave.
 
     Each rank holds about as much as rank 0, and all of them hold logits of the whole vocabulary.
     """
@@ -225,11 +233,11 @@ def left_for_cache(free: int, checkpoint: "Checkpoint", options: EngineConfig) -
         num_parameters = sum(prod(each.shape) for each in shares.values())
         config = local_config(config, 0, ranks)
     widest = 3 * config.ffn + 4 * config.hidden + 4 * config.q_heads * config.head_dim
-    step = options.max_num_batched_tokens * widest * DTYPE.itemsize
+    step = options.max_num_batched_tokens * widest * dtype.itemsize
     logits = 3 * options.max_num_seqs * vocab_size * 4
     tables = config.max_positions * config.head_dim * 4
-    weights = num_parameters * DTYPE.itemsize
-    return max(int((free - weights - step - logits - tables) * _SHARE_FOR_CACHE), 0)
+    weights = num_parameters * dtype.itemsize
+    return max(int((free - weights - step - logits - tables) * share), 0)
 
 
 def _need_triton(option: str) -> None:

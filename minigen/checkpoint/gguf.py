@@ -3,20 +3,21 @@
 Source: the GGUF specification, versions 2 and 3: a header, key/values, tensor descriptions, then
 the tensors at aligned offsets. The `gguf` library reads the same format, and the tests compare this
 module with it. That library creates a Python object for every array element, which takes 50 times
-as long for a vocabulary (`benchmarks/11_weights.py`), and it trusts every count in the file. This
-module checks each count against the number of bytes left before it reads or allocates anything.
+as long for a vocabulary (`benchmarks/11_weights.py`), it trusts every count in the file, and it is
+slow to import. This module checks each count against the number of bytes left before it reads or
+allocates anything.
 """
 
 import math
 import reprlib
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType, GGUFValueType
 from jaxtyping import UInt8
 from torch import Tensor
 
@@ -27,18 +28,31 @@ from minigen.errors import FileFormatError, UnsupportedError
 _MAX_NAME = 65_535
 _LENGTH = struct.Struct("<Q")
 
+ValueType = IntEnum(
+    "ValueType",
+    "UINT8 INT8 UINT16 INT16 UINT32 INT32 FLOAT32 BOOL STRING ARRAY UINT64 INT64 FLOAT64",
+    start=0,
+)
+
+# The names of tensor types by their number, also of those that minigen does not read.
+TENSOR_TYPES = dict(enumerate("F32 F16 Q4_0 Q4_1".split()))
+TENSOR_TYPES |= enumerate("Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K".split(), start=6)
+TENSOR_TYPES |= enumerate("IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS".split(), 16)
+TENSOR_TYPES |= enumerate("I8 I16 I32 I64 F64 IQ1_M BF16".split(), start=24)
+TENSOR_TYPES |= {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
+
 _SCALARS = {
-    GGUFValueType.UINT8: "<u1",
-    GGUFValueType.INT8: "<i1",
-    GGUFValueType.UINT16: "<u2",
-    GGUFValueType.INT16: "<i2",
-    GGUFValueType.UINT32: "<u4",
-    GGUFValueType.INT32: "<i4",
-    GGUFValueType.UINT64: "<u8",
-    GGUFValueType.INT64: "<i8",
-    GGUFValueType.FLOAT32: "<f4",
-    GGUFValueType.FLOAT64: "<f8",
-    GGUFValueType.BOOL: "?",
+    ValueType.UINT8: "<u1",
+    ValueType.INT8: "<i1",
+    ValueType.UINT16: "<u2",
+    ValueType.INT16: "<i2",
+    ValueType.UINT32: "<u4",
+    ValueType.INT32: "<i4",
+    ValueType.UINT64: "<u8",
+    ValueType.INT64: "<i8",
+    ValueType.FLOAT32: "<f4",
+    ValueType.FLOAT64: "<f8",
+    ValueType.BOOL: "?",
 }
 
 
@@ -48,33 +62,33 @@ class ValueReader:
     def __init__(self, path: Path, data: memoryview):
         self.path, self.data, self.position = path, data, 0
 
-    def type(self, key: str) -> GGUFValueType:
+    def type(self, key: str) -> ValueType:
         """Read the type of the value that follows."""
         (type_id,) = self.unpack("<I")
         try:
-            return GGUFValueType(type_id)
+            return ValueType(type_id)
         except ValueError:
             raise FileFormatError(f"{self.path}: {key} has the unknown type {type_id}.") from None
 
-    def value(self, kind: GGUFValueType, key: str) -> Any:
+    def value(self, kind: ValueType, key: str) -> Any:
         """Read a value of this type: bool, int, float, str, or an array."""
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             return self.string(key)
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             return self.array(key)
         dtype = np.dtype(_SCALARS[kind])
         value = np.frombuffer(self.take(dtype.itemsize, key), dtype)[0]
         # The shortest decimal of a float32 is the intended value: 1e-05, not 9.99999974e-06.
-        return float(str(value)) if kind == GGUFValueType.FLOAT32 else value.item()
+        return float(str(value)) if kind == ValueType.FLOAT32 else value.item()
 
     def array(self, key: str) -> Any:
         """Read an array: `list[str]`, or a numpy array of numbers."""
         kind = self.type(key)
         (count,) = self.unpack("<Q")
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             self.check_count(count, 8, f"strings in {key}")
             return self.strings(count, key)
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             raise UnsupportedError(f"{self.path}: {key} is an array of arrays.")
         dtype = np.dtype(_SCALARS[kind])
         self.check_count(count, dtype.itemsize, f"numbers in {key}")
@@ -207,7 +221,13 @@ def read_gguf(path: Path, num_bytes: int | None = None) -> GGUFFile:
         mapped, size = torch.empty(num_bytes, dtype=torch.uint8, device="meta"), num_bytes
     _check_extents(path, descriptions, alignment, size - data_offset)
     tensors = {
-        each.name: StoredTensor(each.name, each.kind, each.shape, _rows(mapped, data_offset, each))
+        each.name: StoredTensor(
+            each.name,
+            each.kind,
+            each.shape,
+            _rows(mapped, data_offset, each),
+            is_mapped_file=num_bytes is None,
+        )
         for each in descriptions
     }
     offsets = {each.name: data_offset + each.offset for each in descriptions}
@@ -302,10 +322,7 @@ def _description(values: ValueReader) -> _Description:
         raise FileFormatError(f"{values.path}: {name} has {rank} dimensions, not 1 to 4.")
     sizes = values.unpack(f"<{rank}Q")
     kind_id, offset = values.unpack("<IQ")
-    try:
-        kind = GGMLQuantizationType(kind_id).name
-    except ValueError:
-        kind = f"type {kind_id}"
+    kind = TENSOR_TYPES.get(kind_id, f"type {kind_id}")
     if kind not in FORMATS:
         raise UnsupportedError(
             f"{values.path}: {name} is stored as {kind}; minigen reads {', '.join(FORMATS)}."

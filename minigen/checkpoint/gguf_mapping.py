@@ -6,6 +6,7 @@ order of the rows of Q and K.
 
 import re
 import reprlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def named_tensors(file: GGUFFile, q_heads: int, kv_heads: int) -> dict[str, Stor
     tensors = {}
     for stored_name, stored in file.tensors.items():
         name = _tensor_name(stored_name)
-        tensor = StoredTensor(name, stored.kind, stored.shape, stored.data)
+        tensor = replace(stored, name=name)
         if name in tensors:
             raise WeightsError(f"{file.path} holds {name} twice, once under {stored_name}.")
         module = name.rpartition(".")[0].rpartition(".")[2]
@@ -181,7 +182,7 @@ def named_tensors(file: GGUFFile, q_heads: int, kv_heads: int) -> dict[str, Stor
 def _unpermuted(path: Path, tensor: StoredTensor, heads: int) -> StoredTensor:
     order = unpermuted_rows(tensor.shape[0], heads)
     if len(tensor.shape) == 2:
-        return StoredTensor(tensor.name, tensor.kind, tensor.shape, tensor.data, order)
+        return replace(tensor, row_order=order)
     if tensor.format.block_size > 1:
         raise UnsupportedError(
             f"{path}: {tensor.name} is a vector of {tensor.kind}, whose numbers cannot be "

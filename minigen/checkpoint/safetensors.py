@@ -55,6 +55,7 @@ class StoredTensor:
 
     `row_order` is set if the file stores the rows in another order than the model needs. It lists
     the stored row for each row of the model. Cutting rows cuts `row_order` and not the bytes.
+    `is_mapped_file` says that `data` is certainly mapped from the file, privately and unchanged.
     """
 
     name: str
@@ -62,6 +63,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: UInt8[Tensor, "rows row_bytes"]
     row_order: Int64[Tensor, " kept_rows"] | None = None
+    is_mapped_file: bool = False
 
     @property
     def format(self) -> Format:
@@ -132,7 +134,7 @@ class StoredTensor:
     def release_pages(self) -> None:
         """Return the memory of the file's pages to the system; the bytes stay readable."""
         if self.data.is_contiguous():
-            page_out(self.data)
+            page_out(self.data, self.is_mapped_file)
 
 
 @dataclass(frozen=True)

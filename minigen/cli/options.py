@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -15,6 +16,7 @@ from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from minigen.hub import Progress
     from minigen.llm import LLM
 
 DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
@@ -147,9 +149,18 @@ def with_schema(params: SamplingParams, schema: str | None) -> SamplingParams:
 
 
 def load_model(model: str, **options: Any) -> "LLM":
-    """Call `LLM.load` with a progress bar for the download."""
+    """Call `LLM.load` with a progress bar, which is imported when there is progress to show."""
     from minigen.llm import LLM
-    from minigen.progress import shown_progress
 
-    with shown_progress() as progress:
+    with ExitStack() as shown:
+
+        @functools.cache
+        def bars() -> "Progress":
+            from minigen.progress import shown_progress
+
+            return shown.enter_context(shown_progress())
+
+        def progress(label: str, num_bytes: int, num_total_bytes: int | None) -> None:
+            bars()(label, num_bytes, num_total_bytes)
+
         return LLM.load(model, progress=progress, **options)

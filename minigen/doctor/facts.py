@@ -17,7 +17,12 @@ from minigen.assembly.cpu import plan
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.config import EngineConfig
 from minigen.doctor.findings import with_findings
-from minigen.doctor.fingerprint import TORCH_FORMS, compiled_forms, fingerprints
+from minigen.doctor.fingerprint import (
+    TORCH_FORMS,
+    compiled_forms,
+    fingerprints,
+    kernel_instructions,
+)
 from minigen.doctor.measures import matmul_rate, read_bandwidth
 from minigen.doctor.report import (
     SCHEMA_VERSION,
@@ -94,7 +99,7 @@ def examine() -> Report:
         environment={each: os.environ.get(each) for each in VARIABLES},
         text=_text(),
         model=_default_model(),
-        kernels=Kernels(compiled_forms(), compiled_forms("int8")),
+        kernels=Kernels(compiled_forms(), compiled_forms("int8"), kernel_instructions()),
         speed=_speed(),
         fingerprints=fingerprints(num_threads),
         findings=[],
@@ -162,6 +167,7 @@ def _torch() -> Torch:
         onednn_enabled=torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
         openmp=line(r"- OpenMP ([^\n]*)"),
         cuda=torch.version.cuda,
+        mps=torch.backends.mps.is_available(),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
     )
 

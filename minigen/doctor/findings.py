@@ -60,13 +60,14 @@ def _kernels(report: Report) -> Finding:
     if numba is None:
         remedy = "run pip install 'minigen[cpu]' for faster kernels; torch is used until then"
         return Finding("numba", "not installed", fine=False, remedy=remedy)
+    by = f"prompts are multiplied by {report.kernels.instructions}"
     rates = [f"{form} {speeds[form] / 1e9:.0f}" for form in _FORMS if form in speeds]
     if not rates:
         remedy = "the first model that needs kernels compiles them; minigen compile does so now"
-        return Finding("numba", f"{numba}, no kernels compiled", False, remedy)
+        return Finding("numba", f"{numba}, {by}, no kernels compiled", False, remedy)
     for form in ("bfloat16", "float32"):
         rates.append(f"torch's {form} {speeds[f'{form}, torch'] / 1e9:.0f}")
-    found = f"{numba}, billion weights multiplied per second: {', '.join(rates)}"
+    found = f"{numba}, {by}, billion weights multiplied per second: {', '.join(rates)}"
     if report.kernels.compiled_for_int8_cache:
         in_bytes = ", ".join(report.kernels.compiled_for_int8_cache)
         found += f"; also compiled for an int8 KV cache: {in_bytes}"
@@ -78,6 +79,8 @@ def _kernels(report: Report) -> Finding:
 
 def _gpu(report: Report) -> Finding:
     gpu = report.gpu
+    if report.torch.mps:
+        return Finding("gpu", "an Apple GPU (MPS); minigen uses it with --device mps")
     if gpu is None:
         return Finding("gpu", "none that torch can use; everything runs on the CPU")
     note = "minigen uses it with --device cuda"

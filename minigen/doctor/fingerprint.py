@@ -79,6 +79,15 @@ def compiled_forms(kv_dtype: str = "bfloat16") -> list[str]:
     return [form for form in COMPILED_FORMS if is_compiled(form, kv_dtype)]
 
 
+def kernel_instructions() -> str | None:
+    """Return the instructions by which kernels multiply many tokens; None without Numba."""
+    if find_spec("numba") is None:
+        return None
+    from minigen.kernels.cpu.microkernels import instructions
+
+    return instructions()
+
+
 def pattern(shape: tuple[int, ...], seed: int) -> Float[Tensor, "..."]:
     """Return pseudorandom 24-bit numbers between -1/2 and 1/2, the same on every machine.
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from minigen.errors import FileFormatError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Torch:
-    """torch's build, and the settings by which it chooses its kernels."""
+    """torch's build, and the settings by which it chooses its kernels.
+
+    `mps` says whether torch can compute on an Apple GPU here.
+    """
 
     cpu_capability: str
     git_version: str
@@ -75,6 +78,7 @@ class Torch:
     onednn_enabled: bool
     openmp: str | None
     cuda: str | None
+    mps: bool
     float32_matmul_precision: str
 
 
@@ -113,10 +117,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The weight formats whose steps are compiled here, for a KV cache in bfloat16 and in int8."""
+    """The weight formats whose steps are compiled here, for a KV cache in bfloat16 and in int8.
+
+    `instructions` names those that multiply many tokens; None without Numba.
+    """
 
     compiled: list[str]
     compiled_for_int8_cache: list[str]
+    instructions: str | None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import Batch, KVPool, attend_paged, slots_of
+from minigen.kv_cache.paged import CPU, Batch, KVPool, attend_paged, slots_of
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
 from minigen.sequence import ScheduledChunk
@@ -116,6 +116,9 @@ class PagedRunner:
     and at most as many sequences as the manager has rows. torch computes with `num_threads`
     threads, also if other code has changed that setting. `attend` is the attention backend, which
     knows this kind of `pool`.
+
+    The model and the pool are on `device`. A batch is packed in the CPU's memory and copied there,
+    and the logits are copied back, which waits for all work of the step on the device.
     """
 
     def __init__(
@@ -127,8 +130,9 @@ class PagedRunner:
         max_num_batched_tokens: int,
         num_threads: int,
         attend: Callable[[Any, Batch, SequenceOf[int | None]], Attend] = attend_paged,
+        device: torch.device = CPU,
     ):
-        self.num_threads = num_threads
+        self.num_threads, self.device = num_threads, device
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
         self.attend = attend
         self.packer = Packer(manager, pool.block_size, max_num_batched_tokens)
@@ -140,8 +144,10 @@ class PagedRunner:
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
         attend = self.attend(self.pool, batch, self.windows)
-        hidden = self.model(batch.token_ids, batch.positions, attend)
-        return self.model.logits(hidden[batch.logits_rows])
+        inputs = (batch.token_ids, batch.positions, batch.logits_rows)
+        token_ids, positions, rows = (each.to(self.device) for each in inputs)
+        hidden = self.model(token_ids, positions, attend)
+        return self.model.logits(hidden[rows]).cpu()
 
 
 def batch_of(packed: Packed, num_decodes: int) -> Batch:

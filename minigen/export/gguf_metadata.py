@@ -69,13 +69,13 @@ def metadata_of_gguf(path: Path) -> Metadata:
         key = values.name("a key")
         kind = values.type(key)
         if kind != GGUFValueType.ARRAY:
-            metadata[key] = TypedValue(values.value(kind, key), kind)
+            metadata[key] = TypedValue(values.value(kind, key), GGUFValueType(kind))
             continue
         (element,) = struct.unpack_from("<I", data, values.position)
         array = values.array(key)
         if len(array):
             elements = array.tolist() if isinstance(array, np.ndarray) else array
-            metadata[key] = TypedValue(elements, kind, GGUFValueType(element))
+            metadata[key] = _array(elements, GGUFValueType(element))
     return metadata
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from minigen.model.attention import attention
 from minigen.protocols import Attend
 
+CPU = torch.device("cpu")
 POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
 
 
@@ -102,17 +103,25 @@ class KVPool:
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, for each pair (source, target)."""
         if pairs:
-            sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
-            self.kv[:, :, targets] = self.kv[:, :, sources]
+            sources, targets = torch.tensor(pairs).T.to(self.kv.device)
+            for layer in self.kv:  # one at a time, because the right side is in new memory
+                layer[:, targets] = layer[:, sources]
 
 
-def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """Return attention over the pool for one batch: decodes in one call, prefills one by one."""
+def attend_paged(
+    pool: KVPool, batch: Batch, windows: SequenceOf[int | None], device: torch.device = CPU
+) -> Attend:
+    """Return attention over the pool for one batch: decodes in one call, prefills one by one.
+
+    The pool is on `device`. The batch is in the CPU's memory, where its lengths are read without
+    waiting for the device, and what attention computes with is copied to the device once.
+    """
+    slots, block_tables = batch.slots.to(device), batch.block_tables.to(device)
     longest = int(batch.context_lens[: batch.num_decodes].max()) if batch.num_decodes else 0
     num_blocks = -(-longest // pool.block_size)
-    tables = batch.block_tables[: batch.num_decodes, :num_blocks]
-    lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1)
-    position = torch.arange(num_blocks * pool.block_size)
+    tables = block_tables[: batch.num_decodes, :num_blocks]
+    lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1).to(device)
+    position = torch.arange(num_blocks * pool.block_size, device=device)
     masks = {
         window: (position < lengths)
         & (position >= lengths - (window or position.numel() + longest))
@@ -130,12 +139,12 @@ def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) ->
 
     def prefill(layer_id: int, row: int, q: Tensor) -> Tensor:
         length = int(batch.context_lens[row])
-        table = batch.block_tables[row, : -(-length // pool.block_size)]
+        table = block_tables[row, : -(-length // pool.block_size)]
         keys, values = (each[:length] for each in pool.gather(layer_id, table))
         return attention(q, keys, values, windows[layer_id])
 
     def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool.store(layer_id, k, v, batch.slots)
+        pool.store(layer_id, k, v, slots)
         starts = batch.query_starts
         outs = [decode(layer_id, q[: batch.num_decodes])] if batch.num_decodes else []
         for row in range(batch.num_decodes, len(starts) - 1):

@@ -75,7 +75,8 @@ def attention(
     full = num_tokens == context and not windowed
     mask = None
     if num_tokens > 1 and not full:
-        mask = causal_mask(num_tokens, context, window)
+        with q.device:  # where torch makes the mask
+            mask = causal_mask(num_tokens, context, window)
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
     # Torch's fused kernels store no matrix of scores.
     out = functional.scaled_dot_product_attention(

@@ -29,6 +29,7 @@ from minigen.protocols import Attend, Linear
 MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]
 AttendInLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # an `Attend`, bound to its layer
 Rotation = tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -238,17 +239,20 @@ def build_layer(
 
 
 def dense_linear(
-    dtype: torch.dtype,
+    dtype: torch.dtype, device: torch.device = _CPU
 ) -> Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], DenseLinear]:
-    """Return a `MakeLinear` whose layers dequantize their weights once, to `dtype`."""
+    """Return a `MakeLinear` whose layers dequantize their weights once, to `dtype` on `device`.
+
+    The weights are dequantized piecewise into the device's memory.
+    """
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
-        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
+        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype, device=device)
         for weight, rows in zip(weights, fused.split(parts), strict=True):
             weight.dequantize(out=rows)
             weight.release_pages()
         bias = torch.cat([each.dequantize(dtype) for each in biases]) if biases else None
-        return DenseLinear(fused, bias, parts)
+        return DenseLinear(fused, None if bias is None else bias.to(device), parts)
 
     return make

@@ -24,10 +24,10 @@ from torch import Tensor
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.errors import OptionError, WorkerError
 from minigen.kernels.triton.attention import DevicePool
-from minigen.kernels.triton.kernel_model import KernelModel, device_linear, kernel_model
+from minigen.kernels.triton.kernel_model import KernelModel, kernel_model
 from minigen.kernels.triton.runner import DeviceSteps, captured_sizes
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.model.transformer import build_transformer
+from minigen.model.transformer import build_transformer, dense_linear
 from minigen.parallel.comm import TIMEOUT, Comm, GroupComm, TracedComm
 from minigen.parallel.launch import receive_settings, send_settings, start_ranks, torchrun_rank
 from minigen.parallel.runner import (
@@ -189,7 +189,7 @@ def share_model(rank: GpuRank, checkpoint: Checkpoint) -> KernelModel:
     config, data = checkpoint.config, rank.data
     shares = shard_tensors(checkpoint.tensors, config, data.rank, data.num_ranks)
     smaller = local_config(config, data.rank, data.num_ranks)
-    make_linear = device_linear(rank.dtype, rank.device)
+    make_linear = dense_linear(rank.dtype, rank.device)
     model = build_transformer(smaller, shares, rank.dtype, make_linear)
     first_token = span(config, "vocab", data.rank, data.num_ranks).start
     ranks = SplitRanks(data, config.vocab_size, first_token)

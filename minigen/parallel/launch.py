@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minigen.assembly.cpu import DTYPES, linears, memory_for, one_thread
+from minigen.assembly.cpu import DTYPES, linears
+from minigen.assembly.torch_layers import memory_for, one_thread
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.child_process import start_module
 from minigen.errors import OptionError, WorkerError

@@ -135,6 +135,7 @@ def calibrate(
     *,
     sequential: bool = True,
     weigh_first: bool = True,
+    first_layer: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run the layers over windows of token ids, and call `quantize` for each input of each layer.
@@ -142,8 +143,8 @@ def calibrate(
     `quantize` returns the dequantized matrices, by name; names that it leaves out keep their
     weights. With `sequential`, later layers see the outputs of these matrices, otherwise those of
     the original ones. With `weigh_first`, a window's first token counts as much as all others in
-    the Hessian of Q, K and V: most heads attend to it. `progress` gets the layers done, and their
-    number.
+    the Hessian of Q, K and V: most heads attend to it. Layers before `first_layer` run, but
+    `quantize` is not called for them. `progress` gets the layers done, and their number.
 
     Raises `OptionError` if there are no windows or an empty one.
     """
@@ -155,7 +156,10 @@ def calibrate(
     run = _layer_runner(config, tensors)
     for layer_id in range(config.num_layers):
         recorded: dict[tuple[str, ...], RecordingLinear] = {}
-        layer = build_layer(tensors, layer_id, torch.float32, _recording(recorded, weigh_first))
+        make = replaced_linear({})
+        if layer_id >= first_layer:  # a Hessian takes as long as the layer itself
+            make = _recording(recorded, weigh_first)
+        layer = build_layer(tensors, layer_id, torch.float32, make)
         outputs = [run(layer_id, layer, x) for x in states]
         rounded: dict[str, Tensor] = {}
         for names, linear in recorded.items():
@@ -164,7 +168,7 @@ def calibrate(
             shared = SharedInput(layer_id, dict(zip(names, rows, strict=True)), linear.statistics)
             rounded |= quantize(shared)
         recorded.clear()
-        if sequential:
+        if sequential and rounded:
             layer = build_layer(tensors, layer_id, torch.float32, replaced_linear(rounded))
             outputs = [run(layer_id, layer, x) for x in states]
         states = outputs

@@ -8,7 +8,8 @@ import json
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -80,7 +81,7 @@ def sequence_of(token_ids: Sequence[int]) -> EngineSequence:
 
 
 def row_seconds(
-    llm: LLM, context: int, counts: Sequence[int], repeats: int = 9
+    llm: LLM, context: int, counts: Sequence[int], repeats: int = 5
 ) -> dict[int, float]:
     """Return the seconds of a step of one sequence by its rows: its last token, and drafts.
 
@@ -370,20 +371,26 @@ class Run:
 
 
 def compared(
-    llms: Mapping[str, Generates], prompts: Sequence[Prompt], params: SamplingParams, repeats: int
+    llms: Mapping[str, Generates],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    repeats: int,
+    warm_up: int = 1,
 ) -> dict[str, Run]:
     """Answer the prompts with each engine by turns, and check that all answers are the same.
 
-    The first turn, which computes the prompts, does not count.
+    The first turn does not count, and its answers have at most `warm_up` tokens: it computes the
+    prompts. An adaptive engine needs more of them, in which it measures the first steps.
     """
     spent: dict[str, list[float]] = {name: [] for name in llms}
     counts: dict[str, Any] = {}
-    for _ in range(1 + repeats):
+    first = replace(params, max_tokens=min(params.max_tokens or warm_up, warm_up))
+    for turn in (first, *repeat(params, repeats)):
         answers = []
         for name, llm in llms.items():
             with llm.count_work() as work:
                 started = time.perf_counter()
-                found = llm.generate(prompts, params, progress=False)
+                found = llm.generate(prompts, turn, progress=False)
                 spent[name].append(time.perf_counter() - started)
             answers.append([each.token_ids for each in found])
             counts[name] = work

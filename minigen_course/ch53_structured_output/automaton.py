@@ -5,11 +5,12 @@ Everything is over bytes, because a token may end inside a character. Sources: B
 and Louf 2023, for masks by state.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool
@@ -444,8 +445,11 @@ class StateMatcher:
 class AutomatonBackend:
     """A `GrammarBackend` for regexes and lists of choices, by automata over the vocabulary's trie.
 
-    `compiled` holds the masks of each pattern that was asked for.
+    `compiled` holds the masks of each pattern that was asked for. The trie has the tokens of at
+    most `most_bytes` bytes.
     """
+
+    most_bytes: ClassVar[float] = math.inf
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]):
         self.spellings = {
@@ -453,7 +457,8 @@ class AutomatonBackend:
             for token_id in range(vocab_size)
             if token_id not in tokenizer.special_ids
         }
-        self.trie = trie_of(self.spellings)
+        allowed = {i: each for i, each in self.spellings.items() if len(each) <= self.most_bytes}
+        self.trie = trie_of(allowed)
         self.vocab_size, self.end_ids = vocab_size, end_ids
         self.compiled: dict[str, Masks] = {}
 

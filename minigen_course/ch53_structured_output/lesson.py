@@ -6,18 +6,19 @@ Sources: JSON Schema 2020-12, Validation; RFC 8259 (JSON), sections 6 and 7.
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any
 
 import jsonschema
 import numpy as np
+import torch
 
 from minigen import LLM, SamplingParams
 from minigen.sampling.processors import TokenMatcher
 from minigen.tokenizer.tokenizer import Tokenizer
-from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend, trie_of
+from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend
 from minigen_course.lab.inspect_model import read_along
 
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
@@ -308,21 +309,25 @@ def _next_token(token_ids: Sequence[int], tokenizer: Tokenizer, at: int) -> byte
 # Backends and costs
 
 
-def digit_share(llm: LLM, prompt_ids: Sequence[int], first_ids: Sequence[int]) -> float:
-    """Return the digits' share of the probability of all tokens of one byte, after a beginning."""
-    logits = read_along(llm, [*prompt_ids, *first_ids]).logits[0][-1]
-    ids = [each for each in range(logits.shape[-1]) if len(llm.tokenizer.token_bytes(each)) == 1]
+def digit_share(
+    llm: LLM, prompts: Iterable[Sequence[int]], first_ids: Sequence[int]
+) -> list[float]:
+    """Return the digits' share of the probability of all tokens of one byte, after a beginning.
+
+    The result has an element for each prompt; `first_ids` are the answer's first tokens.
+    """
+    reading = read_along(llm, *([*prompt, *first_ids] for prompt in prompts))
+    last = torch.stack([logits[-1] for logits in reading.logits]).softmax(-1)
+    ids = [each for each in range(last.shape[-1]) if len(llm.tokenizer.token_bytes(each)) == 1]
     digits = [each for each in ids if llm.tokenizer.token_bytes(each).isdigit()]
-    probabilities = logits.softmax(-1)
-    return float(probabilities[digits].sum() / probabilities[ids].sum())
+    shares: list[float] = (last[:, digits].sum(-1) / last[:, ids].sum(-1)).tolist()
+    return shares
 
 
 class CharacterBackend(AutomatonBackend):
     """The naive way: it allows only tokens of a single byte, which need no walk."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]):
-        super().__init__(tokenizer, vocab_size, end_ids)
-        self.trie = trie_of({i: each for i, each in self.spellings.items() if len(each) == 1})
+    most_bytes = 1
 
 
 def walk(

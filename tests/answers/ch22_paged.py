@@ -382,7 +382,6 @@ ANSWERS = {
         equivalent={
             "1 -> 2": "one block more than there are; it is never used",
             "True -> False": "zip's strict: there are two halves, for keys and for values",
-            "True -> False #2": "zip's strict: every pair has a source and a target",
         },
     ),
     "attend_by_block": Answers(

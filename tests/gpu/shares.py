@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.gpu.engines import Shape, greedy, make_engine, run
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import read_safetensors
-from minigen.kernels.triton.kernel_model import KernelModel, device_linear, kernel_model
+from minigen.kernels.triton.kernel_model import KernelModel, kernel_model
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm
 from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
@@ -113,7 +113,7 @@ def saved(config: ModelConfig, tensors: dict[str, Tensor], directory: Path) -> A
 def whole_model(checkpoint: Any) -> KernelModel:
     """Return the model of one device, without ranks."""
     config = checkpoint.config
-    model = build_transformer(config, checkpoint.tensors, DTYPE, device_linear(DTYPE, HERE))
+    model = build_transformer(config, checkpoint.tensors, DTYPE, dense_linear(DTYPE, HERE))
     return kernel_model(model, config.max_positions, HERE)
 
 

@@ -65,6 +65,18 @@ AT_HOME_ELSEWHERE = {
 }
 
 
+def _instructions(torch: str, onednn: str, numba: str) -> dict[str, str]:
+    return {
+        "ATEN_CPU_CAPABILITY": torch,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "NUMBA_CPU_NAME": numba,
+        "NUMBA_CPU_FEATURES": "",  # use the named processor's features, not this one's
+    }
+
+
+AVX2_ALONE = _instructions("avx2", "AVX2", "haswell")
+
+
 @dataclass(frozen=True)
 class Environment:
     """One environment. In values of variables, `{elsewhere}` is a folder beside the clone."""
@@ -160,7 +172,7 @@ def environments(folder: Path) -> list[Environment]:
             COMPUTED,
             kept={"MINIGEN_HOME": "{elsewhere}/avx2"},
             variables={
-                **_instructions("avx2", "AVX2", "haswell"),
+                **AVX2_ALONE,
                 **dict.fromkeys(THREADS, "2"),
             },
             lacking=lacking or _no_instructions("avx2"),
@@ -179,15 +191,6 @@ def environments(folder: Path) -> list[Environment]:
 def read_only(tree: Path) -> tuple[str, ...]:
     """Return a command prefix that mounts `tree` read-only for that command alone."""
     return (*_unshare("--mount"), "sh", "-c", READ_ONLY, str(tree))
-
-
-def _instructions(torch: str, onednn: str, numba: str) -> dict[str, str]:
-    return {
-        "ATEN_CPU_CAPABILITY": torch,
-        "ONEDNN_MAX_CPU_ISA": onednn,
-        "NUMBA_CPU_NAME": numba,
-        "NUMBA_CPU_FEATURES": "",  # use the named processor's features, not this one's
-    }
 
 
 def _unshare(namespace: str) -> tuple[str, ...]:

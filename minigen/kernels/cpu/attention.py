@@ -18,13 +18,16 @@ from numba import njit
 from numba.extending import overload
 
 from minigen.kernels.cpu import kv_bf16, kv_int8
+from minigen.kernels.cpu.amx import kv_tiles
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
-from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, tile_at
+from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, Cache, tile_at
 from minigen.kernels.cpu.microkernels import EIGHT, FOUR, ONE, TWO
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
     keep_between,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -37,6 +40,8 @@ from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 def _by_cache_type(name: str) -> Callable[..., Any]:
     """Return one function that dispatches on the type of its first argument, a cache."""
     in_bytes, in_pairs = getattr(kv_int8, name), getattr(kv_bf16, name)
+    if USE_TILES:
+        in_pairs = getattr(kv_tiles, name, in_pairs)
 
     def chosen(*args: Any) -> Any:
         raise OutsideKernelError
@@ -48,6 +53,41 @@ def _by_cache_type(name: str) -> Callable[..., Any]:
     return chosen
 
 
+def most_rows(cache: Any) -> int:
+    """Return the query rows of the largest task."""
+    raise OutsideKernelError
+
+
+def acquire_tiles(cache: Any) -> None:
+    """Prepare this thread's tile registers, where the cache's products use them."""
+    raise OutsideKernelError
+
+
+def release_tiles(cache: Any) -> None:
+    """Give up this thread's tile registers."""
+    raise OutsideKernelError
+
+
+def _uses_tiles(cache: Any) -> bool:
+    return USE_TILES and cache.instance_class is Cache
+
+
+@overload(most_rows)
+def _most_rows(cache):
+    most = kv_tiles.ROWS if _uses_tiles(cache) else len(EIGHT)
+    return lambda cache: most
+
+
+@overload(acquire_tiles)
+def _acquire_tiles(cache):
+    return kv_tiles.acquire if _uses_tiles(cache) else lambda cache: None
+
+
+@overload(release_tiles)
+def _release_tiles(cache):
+    return kv_tiles.release if _uses_tiles(cache) else lambda cache: None
+
+
 write_query = _by_cache_type("write_query")
 write_key = _by_cache_type("write_key")
 write_value = _by_cache_type("write_value")
@@ -56,7 +96,7 @@ quantize_probs = _by_cache_type("quantize_probs")
 accumulate_values = _by_cache_type("accumulate_values")
 
 
-@njit
+@kernel
 def _normalize_head(x, at, width, weight, eps):
     factor = all_lanes(root_mean_square_factor(x, at, width, eps))
     for column in range(0, width, 16):
@@ -64,7 +104,7 @@ def _normalize_head(x, at, width, weight, eps):
         store(x, at + column, numbers)
 
 
-@njit
+@kernel
 def _rotate_head(x, at, half, cos, sin, angles):
     """Apply the rotary embedding: rotate the pairs (i, i + half) of a head."""
     for column in range(0, half, 16):
@@ -74,7 +114,7 @@ def _rotate_head(x, at, half, cos, sin, angles):
         store(x, at + half + column, second * c + first * s)
 
 
-@njit
+@kernel
 def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
@@ -106,10 +146,10 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer
         write_value(cache, values, lane, qkv, at, head_dim, buffer, alone)
 
 
-@njit
+@kernel
 def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
     """Apply biases, norms and rotation; write queries to `scratch`, keys and values to slots."""
-    buffer = np.empty(shape.head_dim, np.uint16)
+    buffer = scratch.head[pool.worker]
     size = task_size(pool, num_tokens)
     num_tasks = -(-num_tokens // size)
     next_phase(pool)
@@ -124,7 +164,7 @@ def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, 
 LOWEST = np.float32(-3.0e38)
 
 
-@njit
+@kernel
 def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     """Replace a chunk's scores by e^(score - peak) for keys from `low` to `high`, 0 elsewhere.
 
@@ -156,14 +196,14 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     return factor
 
 
-@njit
+@kernel
 def _scale(acc, at, width, factor):
     for column in range(at, at + width, 16):
         store(acc, column, load(acc, column) * all_lanes(factor))
 
 
 class Rows(NamedTuple):
-    """A task: up to eight query rows of one sequence and one KV head.
+    """A task: some query rows of one sequence and one KV head, at most `most_rows`.
 
     Row r is query head r % group of the sequence's new token r // group. `token` is the index of
     its first new token in the batch, and `context` is its length including all new tokens.
@@ -178,32 +218,30 @@ class Rows(NamedTuple):
     table: Any
 
 
-@njit
+@kernel
 def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, acc, out):
     """Process keys and values chunk by chunk; chunks start at multiples of `CHUNK`.
 
     So every row's sums are computed in the same order, whatever the other rows are.
     """
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
-    table, head = rows.table, rows.head
+    most = most_rows(cache)
     before = rows.context - rows.num_tokens
     earliest = before + rows.first // group + 1  # tokens that the first row attends to, with itself
     num_keys = before + (rows.first + rows.num_rows - 1) // group + 1
     first_tile = max(0, earliest - window) // TILE
     num_tiles = (num_keys + TILE - 1) // TILE
-    at = worker * 8 * CHUNK
-    query = head * scratch.query_rows + rows.token * group + rows.first
-    sums, peaks = acc[8 * head_dim :], acc[8 * head_dim + 8 :]
-    for column in range(0, 8 * head_dim, 16):
+    at = worker * most * CHUNK
+    query = rows.head * scratch.query_rows + rows.token * group + rows.first
+    sums, peaks = acc[most * head_dim :], acc[most * (head_dim + 1) :]
+    for column in range(0, most * head_dim, 16):
         store(acc, column, all_lanes(np.float32(0.0)))
-    for row in range(8):
+    for row in range(most):
         sums[row], peaks[row] = np.float32(0.0), LOWEST
     per_chunk = CHUNK // TILE
     for start in range(first_tile // per_chunk * per_chunk, num_tiles, per_chunk):
         begin, end = max(first_tile, start), min(num_tiles, start + per_chunk)
-        score(
-            cache, tokens, shape, begin, end, num_tiles - 1, table, layer, head, scratch, query, at
-        )
+        score(cache, tokens, shape, begin, end, num_tiles - 1, rows, layer, scratch, query, at)
         for row in range(rows.num_rows):
             seen, own = before + (rows.first + row) // group + 1, at + row * CHUNK
             low = max(0, seen - window)
@@ -211,20 +249,41 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, acc
             if factor != np.float32(1.0):
                 _scale(acc, row * head_dim, head_dim, factor)
             quantize_probs(cache, begin, end, low, seen, scratch, own)
-        accumulate_values(
-            cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, acc
-        )
+        accumulate_values(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc)
     for row in range(rows.num_rows):
         token = rows.token + (rows.first + row) // group
-        to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
+        to = (token * shape.q_heads + rows.head * group + (rows.first + row) % group) * head_dim
         prob = all_lanes(np.float32(1.0) / sums[row])
         for column in range(0, head_dim, 16):
             store(out, to + column, load(acc, row * head_dim + column) * prob)
 
 
-@njit
+def attend_rows(
+    rows: Rows,
+    shape: Any,
+    layer: int,
+    window: int,
+    cache: Any,
+    scratch: Any,
+    worker: int,
+    acc: Any,
+    out: Any,
+) -> None:
+    """Run a task."""
+    raise OutsideKernelError
+
+
+@overload(attend_rows)
 def _attend_rows(rows, shape, layer, window, cache, scratch, worker, acc, out):
-    """Run the task with the smallest tile that holds its rows."""
+    return _in_tiles if _uses_tiles(cache) else _in_vectors
+
+
+def _in_tiles(rows, shape, layer, window, cache, scratch, worker, acc, out):
+    _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, acc, out)
+
+
+def _in_vectors(rows, shape, layer, window, cache, scratch, worker, acc, out):
+    """Run the task with the smallest tile of vectors that holds its rows."""
     if rows.num_rows > 4:
         _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, acc, out)
     elif rows.num_rows > 2:
@@ -235,40 +294,41 @@ def _attend_rows(rows, shape, layer, window, cache, scratch, worker, acc, out):
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, acc, out)
 
 
-@njit
-def _num_tiles(shape, packed, sequence):
-    """Return the number of tasks of a sequence's queries for one KV head, eight rows per task."""
+@kernel
+def _num_tasks(shape, packed, sequence, most):
+    """Return the number of tasks of a sequence's queries for one KV head, `most` rows per task."""
     num_tokens = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
-    return (num_tokens * (shape.q_heads // shape.kv_heads) + 7) // 8
+    return (num_tokens * (shape.q_heads // shape.kv_heads) + most - 1) // most
 
 
-@njit
-def _rows_of(shape, packed, sequence, head, tile):
+@njit(inline="always")
+def _rows_of(shape, packed, sequence, head, task, most):
     token = packed.query_starts[sequence]
     num_tokens = packed.query_starts[sequence + 1] - token
-    num_rows = min(8, num_tokens * (shape.q_heads // shape.kv_heads) - 8 * tile)
+    num_rows = min(most, num_tokens * (shape.q_heads // shape.kv_heads) - most * task)
     context, table = packed.context_lens[sequence], packed.block_tables[sequence]
-    return Rows(8 * tile, num_rows, head, token, num_tokens, context, table)
+    return Rows(most * task, num_rows, head, token, num_tokens, context, table)
 
 
-@njit
+@kernel
 def attend(pool, shape, layer, window, packed, cache, scratch, out):
     """Write attention of the queries in `scratch` to out[tokens, q_heads x head_dim]."""
-    acc = np.empty(8 * shape.head_dim + 16, np.float32)  # eight rows, their sums and peaks
-    num_tasks = 0
+    most, num_tasks, acc = most_rows(cache), 0, scratch.totals[pool.worker]
+    acquire_tiles(cache)
     for sequence in range(len(packed.query_starts) - 1):
-        num_tasks += shape.kv_heads * _num_tiles(shape, packed, sequence)
+        num_tasks += shape.kv_heads * _num_tasks(shape, packed, sequence, most)
     next_phase(pool)
     task, sequence, before = take(pool, num_tasks), 0, 0
     while task < num_tasks:
         if task < before:  # a stolen task: search from the start
             sequence, before = 0, 0
-        tiles = _num_tiles(shape, packed, sequence)
-        if task < before + shape.kv_heads * tiles:
-            head, tile = divmod(task - before, tiles)
-            rows = _rows_of(shape, packed, sequence, head, tile)
-            _attend_rows(rows, shape, layer, window, cache, scratch, pool.worker, acc, out)
+        per_head = _num_tasks(shape, packed, sequence, most)
+        if task < before + shape.kv_heads * per_head:
+            head, own = divmod(task - before, per_head)
+            rows = _rows_of(shape, packed, sequence, head, own, most)
+            attend_rows(rows, shape, layer, window, cache, scratch, pool.worker, acc, out)
             task = take(pool, num_tasks)
         else:
-            sequence, before = sequence + 1, before + shape.kv_heads * tiles
+            sequence, before = sequence + 1, before + shape.kv_heads * per_head
+    release_tiles(cache)
     barrier(pool, num_tasks)

@@ -124,7 +124,7 @@ def _one_token_step(
     packed = Packed(none, none, none, np.arange(2), none + 1, none.reshape(1, 1), none)
     windows = np.full(config.num_layers, EVERYTHING, np.int64)
     scratch = make_scratch(shape, 8, num_threads, kv_dtype)
-    work = make_workspace(shape, 8, form == "bfloat16")
+    work = make_workspace(shape, 8, num_threads, form == "bfloat16")
     logits = np.zeros(config.vocab_size, np.float32)
     team = team_of(num_threads)
     return lambda: team.run(

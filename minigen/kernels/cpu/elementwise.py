@@ -10,13 +10,16 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
     fused,
+    kernel,
     larger,
     largest_lane,
     load,
+    middle_swapped,
     nearest,
     power_of_two,
     smaller,
@@ -30,6 +33,18 @@ from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
 TINY = np.float32(1e-30)  # smaller scales count as 0: 1 / scale could overflow
+
+
+class Tiled(NamedTuple):
+    """Quantised inputs once more, for AMX tiles; without them the arrays are empty.
+
+    `halves` are byte + zero, a whole number of at most eight bits, as bfloat16. Of every four the
+    middle ones change places, as in `minigen.kernels.cpu.amx.products.unpack`.
+    """
+
+    halves: np.ndarray  # [tokens / 16, groups, 16 tokens, 32]
+    scales: np.ndarray  # [tokens / 16, groups, 16 tokens]
+    sums: np.ndarray
 
 
 class Quantized(NamedTuple):
@@ -48,42 +63,61 @@ class Quantized(NamedTuple):
     scales: np.ndarray
     pairs: np.ndarray
     sums: np.ndarray
+    tiled: Tiled
 
 
 class Rounded(NamedTuple):
-    """Inputs as bfloat16; `words` and `halves` are the same memory, as pairs and as numbers."""
+    """Inputs as bfloat16; `words` and `halves` are the same memory, as pairs and as numbers.
+
+    The order is [tokens, groups, 32], and with AMX tiles [tokens / 16, groups, 16 tokens, 32].
+    """
 
     words: np.ndarray
     halves: np.ndarray
 
 
-def quantized(num_numbers: int) -> Quantized:
-    """Allocate inputs of `num_numbers` bytes, with their scales and sums."""
-    words = zeros(num_numbers // 4, np.int32)
-    scales, sums = (zeros(num_numbers // 32, np.float32) for _ in range(2))
-    pairs = zeros(num_numbers // 32, np.int32)
-    return Quantized(words, words.view(np.int8), scales, pairs, sums)
+def _whole_tiles(num_tokens: int) -> int:
+    return -(-num_tokens // ROWS) * ROWS
 
 
-def rounded(num_numbers: int) -> Rounded:
-    """Allocate inputs of `num_numbers` bfloat16 numbers."""
-    words = zeros(num_numbers // 2, np.int32)
+def quantized(num_tokens: int, width: int) -> Quantized:
+    """Allocate inputs as bytes, with their scales and sums."""
+    groups = num_tokens * width // 32
+    words, pairs = zeros(groups * 8, np.int32), zeros(groups, np.int32)
+    scales, sums = (zeros(groups, np.float32) for _ in range(2))
+    in_tiles = _whole_tiles(num_tokens) * width // 32 if USE_TILES else 0
+    halves = zeros(in_tiles * 32, np.uint16)
+    tiled = Tiled(halves, *(zeros(in_tiles, np.float32) for _ in range(2)))
+    return Quantized(words, words.view(np.int8), scales, pairs, sums, tiled)
+
+
+def rounded(num_tokens: int, width: int) -> Rounded:
+    """Allocate inputs in bfloat16."""
+    rows = _whole_tiles(num_tokens) if USE_TILES else num_tokens
+    words = zeros(rows * width // 2, np.int32)
     return Rounded(words, words.view(np.uint16))
 
 
-def write_group(inputs: Any, group: int, low: Any, high: Any) -> None:
-    """Write 32 numbers, given as two vectors, as group `group` of the inputs."""
+@kernel
+def tiled_group(row, group, groups):
+    """Return the index of a token's group in the order of tiles."""
+    return (row // ROWS * groups + group) * ROWS + row % ROWS
+
+
+def write_group(inputs: Any, row: int, group: int, groups: int, low: Any, high: Any) -> None:
+    """Write 32 numbers, given as two vectors, as one of the `groups` groups of a row."""
     raise OutsideKernelError
 
 
 @overload(write_group)
-def _write_group(inputs, group, low, high):
+def _write_group(inputs, row, group, groups, low, high):
     if inputs.instance_class is Quantized:
         return _write_bytes
     return _write_halves
 
 
-def _write_bytes(inputs, group, low, high):
+def _write_bytes(inputs, row, group, groups, low, high):
+    at = row * groups + group
     nothing = all_lanes(np.float32(0.0))
     largest = largest_lane(larger(nothing, larger(low, high)))
     smallest = -largest_lane(larger(nothing, larger(nothing - low, nothing - high)))
@@ -93,16 +127,22 @@ def _write_bytes(inputs, group, low, high):
     low, high = nearest(low * all_lanes(steps)), nearest(high * all_lanes(steps))
     total = sum_of_lanes(low + high)
     zero = np.rint(smallest * steps) + np.float32(128.0)
-    store_bytes(inputs.numbers, group * 32, low - all_lanes(zero))
-    store_bytes(inputs.numbers, group * 32 + 16, high - all_lanes(zero))
-    inputs.scales[group] = scale + (total - total)  # 0, or NaN
-    inputs.pairs[group] = (np.int32(total) << 16) | (np.int32(zero) & 0xFFFF)
-    inputs.sums[group] = scale * total
+    store_bytes(inputs.numbers, at * 32, low - all_lanes(zero))
+    store_bytes(inputs.numbers, at * 32 + 16, high - all_lanes(zero))
+    scale, sum_of_group = scale + (total - total), scale * total  # the scale + 0, or + NaN
+    inputs.pairs[at] = (np.int32(total) << 16) | (np.int32(zero) & 0xFFFF)
+    inputs.scales[at], inputs.sums[at] = scale, sum_of_group
+    if USE_TILES:
+        tiled, at = inputs.tiled, tiled_group(row, group, groups)
+        store_bfloat16(tiled.halves, at * 32, middle_swapped(low))
+        store_bfloat16(tiled.halves, at * 32 + 16, middle_swapped(high))
+        tiled.scales[at], tiled.sums[at] = scale, sum_of_group
 
 
-def _write_halves(inputs, group, low, high):
-    store_bfloat16(inputs.halves, group * 32, low)
-    store_bfloat16(inputs.halves, group * 32 + 16, high)
+def _write_halves(inputs, row, group, groups, low, high):
+    at = tiled_group(row, group, groups) if USE_TILES else row * groups + group
+    store_bfloat16(inputs.halves, at * 32, low)
+    store_bfloat16(inputs.halves, at * 32 + 16, high)
 
 
 @njit(inline="always")
@@ -132,7 +172,7 @@ def silu(x):
     return x / (one + exponential(all_lanes(np.float32(0.0)) - x))
 
 
-@njit
+@kernel
 def root_mean_square_factor(x, start, width, eps):
     """Return 1 / sqrt(mean square + eps), RMSNorm's factor for `width` numbers from `start` on."""
     total = all_lanes(np.float32(0.0))
@@ -142,17 +182,17 @@ def root_mean_square_factor(x, start, width, eps):
     return np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
 
 
-@njit
+@kernel
 def _normalize_row(x, row, width, weight, eps, inputs):
     factor = all_lanes(root_mean_square_factor(x, row * width, width, eps))
     for group in range(width // 32):
         at = group * 32
         low = load(x, row * width + at) * factor * load(weight, at)
         high = load(x, row * width + at + 16) * factor * load(weight, at + 16)
-        write_group(inputs, row * (width // 32) + group, low, high)
+        write_group(inputs, row, group, width // 32, low, high)
 
 
-@njit
+@kernel
 def normalize(pool, x, num_rows, width, weight, eps, inputs):
     """Apply RMSNorm to the first rows of `x`, and write them as inputs of a product."""
     size = task_size(pool, num_rows)
@@ -166,13 +206,15 @@ def normalize(pool, x, num_rows, width, weight, eps, inputs):
     barrier(pool, num_tasks)
 
 
-@njit
+@kernel
 def _prepare_row(x, row, width, inputs):
-    for group in range(row * (width // 32), (row + 1) * (width // 32)):
-        write_group(inputs, group, load(x, group * 32), load(x, group * 32 + 16))
+    groups = width // 32
+    for group in range(groups):
+        at = (row * groups + group) * 32
+        write_group(inputs, row, group, groups, load(x, at), load(x, at + 16))
 
 
-@njit
+@kernel
 def prepare(pool, x, num_rows, width, inputs):
     """Write the first rows of `x` as inputs of a product."""
     size = task_size(pool, num_rows)

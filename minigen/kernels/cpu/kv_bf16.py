@@ -3,11 +3,9 @@
 Both products are `add_bfloat_dots` on the cache in place.
 """
 
-from numba import njit
-
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
 from minigen.kernels.cpu.microkernels import add_bfloat_dots, add_stored, store_tile, zeros
-from minigen.kernels.cpu.simd import all_lanes, load, prefetch, store_bfloat16
+from minigen.kernels.cpu.simd import all_lanes, kernel, load, prefetch, store_bfloat16
 
 
 def write_query(cache, scratch, query, x, at, head_dim, scale):
@@ -41,14 +39,14 @@ def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
             cache.halves[values + 2 * number + 1] = 0
 
 
-def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, query, at):
+def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
     """Write the scores of the tile's queries for a chunk's keys; row t from `at + t * CHUNK` on.
 
     Two tiles of keys are processed side by side, which gives two independent chains of additions.
     The kernel also prefetches what is read next, because blocks are anywhere in memory: keys up to
     tile `last`, and the chunk's values.
     """
-    half = shape.head_dim // 2
+    half, table, head = shape.head_dim // 2, rows.table, rows.head
     for tile in range(begin, end, 2):
         other = min(tile + 1, end - 1)
         first = tile_start(shape, layer, 0, table, head, tile)
@@ -79,14 +77,14 @@ def quantize_probs(cache, begin, end, low, high, scratch, at):
         store_bfloat16(scratch.prob_halves, key, load(scratch.scores, key))
 
 
-@njit
+@kernel
 def _accumulate_columns(
-    cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, column, acc
+    cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, column, acc
 ):
     head_dim = shape.head_dim
     low, high = zeros(tokens), zeros(tokens)
     for tile in range(begin, end):
-        values = tile_start(shape, layer, 1, table, head, tile) + column
+        values = tile_start(shape, layer, 1, rows.table, rows.head, tile) + column
         for pair in range(min(8, (num_keys - tile * TILE + 1) // 2)):
             prob = at // 2 + (tile - begin) * 8 + pair
             numbers = load(cache.words, values + pair * head_dim)
@@ -97,12 +95,9 @@ def _accumulate_columns(
     store_tile(acc, column + 16, head_dim, add_stored(high, acc, column + 16, head_dim))
 
 
-def accumulate_values(
-    cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, acc
-):
+def accumulate_values(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc):
     """Add a chunk's values, weighted by the tile's probabilities, to `acc`; 32 columns per pass."""
     for column in range(0, shape.head_dim, 32):
         _accumulate_columns(
-            cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, column,
-            acc,
-        )  # fmt: skip
+            cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, column, acc
+        )

@@ -13,7 +13,6 @@ makes the scale of its head NaN.
 """
 
 import numpy as np
-from numba import njit
 
 from minigen.kernels.cpu.elementwise import TINY
 from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
@@ -29,6 +28,7 @@ from minigen.kernels.cpu.simd import (
     all_lanes,
     hadamard,
     keep_between,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -45,7 +45,7 @@ _MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
 _ZERO = np.zeros(1, np.int32)
 
 
-@njit
+@kernel
 def _scale_and_steps(largest, most):
     """Return the scale of integers up to `most` for numbers up to `largest`, and its inverse."""
     scale, steps = largest / most, np.float32(0.0)
@@ -54,7 +54,7 @@ def _scale_and_steps(largest, most):
     return scale, steps
 
 
-@njit
+@kernel
 def _write_codes(x, at, width, above, codes, to):
     """Quantise numbers to bytes plus `above`; return their scale, and the bytes' sum without it."""
     nothing = all_lanes(np.float32(0.0))
@@ -99,13 +99,13 @@ def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
     cache.scales[start + 4 * head_dim + lane] = scale
 
 
-def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, query, at):
+def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
     """Write the scores of the tile's queries for a chunk's keys; row t from `at + t * CHUNK` on.
 
     The kernel also prefetches what is read next, as `kv_bf16.score` does, and gathers the scales of
     the chunk's values.
     """
-    words, gathered = shape.head_dim // 4, at // 8
+    words, gathered, table, head = shape.head_dim // 4, at // 8, rows.table, rows.head
     for tile in range(begin, end):
         keys = tile_start(shape, layer, 0, table, head, tile)
         values = tile_start(shape, layer, 1, table, head, tile)
@@ -152,14 +152,12 @@ def quantize_probs(cache, begin, end, low, high, scratch, at):
     scratch.prob_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
 
 
-@njit
-def _accumulate_columns(
-    cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, acc
-):
+@kernel
+def _accumulate_columns(cache, tokens, shape, begin, end, rows, layer, scratch, at, column, acc):
     head_dim, row = shape.head_dim, at // CHUNK * 3
     uppers, lowers = spread_numbers(tokens, _ZERO, 0, 0), spread_numbers(tokens, _ZERO, 0, 0)
     for tile in range(begin, end):
-        values = tile_start(shape, layer, 1, table, head, tile) + column
+        values = tile_start(shape, layer, 1, rows.table, rows.head, tile) + column
         prob = at // 2 + (tile - begin) * 4
         for four in range(4):
             codes = load(cache.words, values + four * head_dim)
@@ -173,11 +171,7 @@ def _accumulate_columns(
     store_tile(acc, column, head_dim, add_stored(total, acc, column, head_dim))
 
 
-def accumulate_values(
-    cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, acc
-):
+def accumulate_values(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc):
     """Add a chunk's values, weighted by the tile's probabilities, to `acc`; 16 columns per pass."""
     for column in range(0, shape.head_dim, 16):
-        _accumulate_columns(
-            cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, acc
-        )
+        _accumulate_columns(cache, tokens, shape, begin, end, rows, layer, scratch, at, column, acc)

@@ -26,6 +26,7 @@ from minigen.kernels.cpu.simd import zeros
 
 TILE = 16  # tokens of a block in one SIMD vector
 CHUNK = 1024  # tokens whose keys, and then values, are processed together: they fit into L2
+MOST_ROWS = 16  # query rows of an attention task, on any processor
 
 
 class Shape(NamedTuple):
@@ -73,7 +74,10 @@ class Scratch(NamedTuple):
     """Scratch memory of a step's attention.
 
     Queries are [kv_heads, tokens x group, head_dim]; a chunk's scores and probabilities are
-    [workers, 8, CHUNK].
+    [workers, rows of a task, CHUNK]. `values` [workers, TILE / 2, head_dim] is a place for a
+    context's last values. `totals` [workers, rows of a task x (head_dim + 2)] are the rows' sums of
+    values, then their sums of probabilities, then their largest scores. `head` [workers, head_dim]
+    is a place for the key or value of one head on its way to the cache.
     """
 
     queries: np.ndarray
@@ -82,6 +86,9 @@ class Scratch(NamedTuple):
     scores: np.ndarray
     probs: np.ndarray
     prob_halves: np.ndarray
+    values: np.ndarray
+    totals: np.ndarray
+    head: np.ndarray
 
 
 class ByteScratch(NamedTuple):
@@ -90,7 +97,8 @@ class ByteScratch(NamedTuple):
     A query is bytes, a scale, and a start of -128 x the bytes' sum: its dot products start there,
     to cancel the 128 that was added to the cache's bytes. A row's probabilities are two bytes each,
     [2, CHUNK]; `prob_scales` [workers, 8, 3] holds the scales of both bytes and the same
-    correction. `value_scales` [workers, CHUNK] are gathered by `score`.
+    correction. `value_scales` [workers, CHUNK] are gathered by `score`. `totals` and `head` are
+    those of `Scratch`.
     """
 
     queries: np.ndarray
@@ -103,6 +111,8 @@ class ByteScratch(NamedTuple):
     prob_codes: np.ndarray
     prob_scales: np.ndarray
     value_scales: np.ndarray
+    totals: np.ndarray
+    head: np.ndarray
 
 
 def _map_zeros(num_bytes: int) -> mmap.mmap:
@@ -155,14 +165,18 @@ def make_scratch(
     shape: Shape, max_tokens: int, num_workers: int, kv_dtype: str
 ) -> Scratch | ByteScratch:
     """Allocate attention's scratch memory for steps of at most `max_tokens` tokens."""
-    query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
-    num_queries, num_rows = shape.kv_heads * query_rows, num_workers * 8
+    query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + MOST_ROWS
+    num_queries, num_rows = shape.kv_heads * query_rows, num_workers * MOST_ROWS
     scores = zeros(num_rows * CHUNK, np.float32)
     probs = zeros(num_rows * CHUNK // 2, np.int32)
+    totals = zeros((num_workers, MOST_ROWS * (shape.head_dim + 2)), np.float32)
+    head = zeros((num_workers, shape.head_dim), np.uint16)
     if kv_dtype == "bfloat16":
         queries = zeros(num_queries * shape.head_dim // 2, np.int32)
         halves = queries.view(np.uint16), probs.view(np.uint16)
-        return Scratch(queries, halves[0], query_rows, scores, probs, halves[1])
+        values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
+        own = (scores, probs, halves[1], values, totals, head)
+        return Scratch(queries, halves[0], query_rows, *own)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
         queries,
@@ -175,6 +189,8 @@ def make_scratch(
         probs.view(np.int8),
         zeros(num_rows * 3, np.float32),
         zeros(num_workers * CHUNK, np.float32),
+        totals,
+        head,
     )
 
 

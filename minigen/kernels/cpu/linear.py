@@ -8,17 +8,29 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
+from minigen.kernels.cpu.amx.products import (
+    BLOCK,
+    PARTS,
+    begin_tiles,
+    by_tiles,
+    end_tiles,
+    products_of_block,
+    tile_scratch,
+    tiles_of_worker,
+    unpack,
+)
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     FOUR,
@@ -34,7 +46,7 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, kernel, load, store, zeros
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,
@@ -94,15 +106,99 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
             tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, 4
         )
         store_tile(products, part * 16, 64, tile)
-    for token in range(len(tokens)):
+    _gate_products(task, products, first, len(tokens))
+
+
+@kernel
+def _gate_products(task, products, first, num_tokens):
+    """Write SiLU(gate) x up of tokens, whose products are rows of two gate and two up panels."""
+    for token in range(num_tokens):
         low = silu(load(products, token * 64)) * load(products, token * 64 + 32)
         high = silu(load(products, token * 64 + 16)) * load(products, token * 64 + 48)
-        write_group(task.hidden, (first + token) * (task.ffn // 32) + task.pair, low, high)
+        write_group(task.hidden, first + token, task.pair, task.ffn // 32, low, high)
 
 
-@njit
+def _write_pairs_of(task: Any, weights: Any, layer: int, groups: int, pairs: Any) -> None:
+    """Write the pairs of all panels of a task."""
+    raise OutsideKernelError
+
+
+@overload(_write_pairs_of)
+def _write_pairs_of_task(task, weights, layer, groups, pairs):
+    if task.instance_class is Product:
+        return lambda task, weights, layer, groups, pairs: write_pairs(
+            weights, layer, task.panel, groups, pairs, 0
+        )
+
+    def write(task, weights, layer, groups, pairs):
+        for part in range(4):
+            write_pairs(weights, layer, 4 * task.pair + part, groups, pairs, part * groups * 16)
+
+    return write
+
+
+def _finish(task, count, products, first, num_tokens):
+    """Use the products of tokens with `count` panels, which are rows of four panels."""
+    raise OutsideKernelError
+
+
+@overload(_finish)
+def _finish_task(task, count, products, first, num_tokens):
+    return _put_products if task.instance_class is Product else _gate_all
+
+
+def _put_products(task, count, products, first, num_tokens):
+    """Write, or add, the products of tokens with `count` panels to the output."""
+    for token in range(num_tokens):
+        at = (first + token) * task.width + task.panel * 16
+        for part in range(count):
+            product = load(products, token * 64 + part * 16)
+            if task.add:
+                product = product + load(task.out, at + part * 16)
+            store(task.out, at + part * 16, product)
+
+
+def _gate_all(task, count, products, first, num_tokens):
+    _gate_products(task, products, first, num_tokens)
+
+
+def _run_by_tiles(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+    """Run a task of `count` panels for all tokens, sixteen at a time."""
+    raise OutsideKernelError
+
+
+@overload(_run_by_tiles)
+def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+    if not USE_TILES:
+        return lambda task, weights, layer, panel, count, inputs, num_tokens, groups, tiles: None
+
+    def run(task, weights, layer, panel, count, inputs, num_tokens, groups, tiles):
+        for part in range(count):
+            unpack(weights, layer, panel + part, groups, tiles, part)
+        for first in range(0, num_tokens, BLOCK):
+            size = min(BLOCK, num_tokens - first)
+            products_of_block(weights, layer, panel, count, inputs, first, size, groups, tiles)
+            _finish(task, count, tiles.products, first, size)
+
+    return run
+
+
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    """Run a task of the fewest panels for all tokens, by vector instructions."""
+    raise OutsideKernelError
+
+
+@overload(_run_task)
+def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
+        return lambda task, weights, layer, inputs, num_tokens, groups, pairs: None
+    return _run_by_vectors
+
+
+def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
     """Run a task for all tokens: the widest tiles first, then tiles of four, two and one."""
+    if num_tokens > FEW:
+        _write_pairs_of(task, weights, layer, groups, pairs)
     if num_tokens == 1:
         _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
         return
@@ -130,32 +226,60 @@ def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
         _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
 
 
-@njit
-def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add):
+class ProductScratch(NamedTuple):
+    """The workers' memory for products; the first axis is workers."""
+
+    pairs: np.ndarray  # [4 panels, groups, 16 lanes]
+    products: np.ndarray  # [8 tokens, 4 panels, 16 lanes]
+    tiles: Any
+
+
+def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> ProductScratch:
+    """Allocate the workers' memory for products of up to `groups` groups."""
+    return ProductScratch(
+        zeros((num_workers, 4 * groups * NUM_LANES), np.int32),
+        zeros((num_workers, 8 * 4 * NUM_LANES), np.float32),
+        tile_scratch(in_bfloat16, groups, num_workers),
+    )
+
+
+@kernel
+def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
-    pairs = np.empty(groups * 16, np.int32)
+    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    begin_tiles(weights, num_tokens)
     num_panels = width // 16
     size = task_size(pool, num_panels)
+    if by_tiles(weights, num_tokens):
+        size = min(size, PARTS)
     num_tasks = -(-num_panels // size)
     next_phase(pool)
     taken = take(pool, num_tasks)
     while taken < num_tasks:
-        for panel in range(taken * size, min(num_panels, taken * size + size)):
-            if num_tokens > FEW:
-                write_pairs(weights, layer, panel, groups, pairs, 0)
-            task = Product(panel, out, width, add)
-            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        first, end = taken * size, min(num_panels, taken * size + size)
+        if by_tiles(weights, num_tokens):
+            task = Product(first, out, width, add)
+            _run_by_tiles(
+                task, weights, layer, first, end - first, inputs, num_tokens, groups, tiles
+            )
+        else:
+            for panel in range(first, end):
+                task = Product(panel, out, width, add)
+                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
         taken = take(pool, num_tasks)
+    end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
 
 
-@njit
-def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden):
+@kernel
+def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden, scratch):
     """Compute hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), as product inputs.
 
     The weights alternate: two panels of gate's rows, two of up's, and so on.
     """
-    pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
+    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    products = scratch.products[pool.worker]
+    begin_tiles(weights, num_tokens)
     num_pairs = ffn // 32
     size = task_size(pool, num_pairs)
     num_tasks = -(-num_pairs // size)
@@ -163,12 +287,13 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
     taken = take(pool, num_tasks)
     while taken < num_tasks:
         for pair in range(taken * size, min(num_pairs, taken * size + size)):
-            if num_tokens > FEW:
-                for part in range(4):
-                    write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
             task = Gate(pair, hidden, ffn, products)
-            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+            if by_tiles(weights, num_tokens):
+                _run_by_tiles(task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles)
+            else:
+                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
         taken = take(pool, num_tasks)
+    end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
 
 
@@ -185,23 +310,25 @@ class PanelLinear:
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        num_tokens, width = len(x), sum(self.parts)
+        num_tokens, width, groups = len(x), sum(self.parts), self.in_features // GROUP
         flat = x.float().contiguous().numpy().reshape(-1)
-        inputs = (rounded if isinstance(self.weights, Pairs) else quantized)(flat.size)
+        in_bfloat16 = isinstance(self.weights, Pairs)
+        inputs = (rounded if in_bfloat16 else quantized)(*x.shape)
         out = np.empty(num_tokens * width, np.float32)
-        groups = self.in_features // GROUP
+        sizes = (num_tokens, groups, out, width)
+        scratch = product_scratch(in_bfloat16, groups, self.num_threads)
         team_of(self.num_threads).run(
-            2, _prepare_and_multiply, self.weights, flat, inputs, num_tokens, groups, out, width
+            2, _prepare_and_multiply, self.weights, flat, inputs, *sizes, scratch
         )
         made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
-@njit(nogil=True)
-def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width):
+@partial(kernel, nogil=True)
+def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)
-        multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False)
+        multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False, scratch)
         leave_step(pool)
 
 

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
@@ -47,6 +48,16 @@ _FEATURES = target_features().split(",")
 HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
 HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
 HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
+
+
+def instructions() -> str:
+    """Return the name of the instructions by which many tokens are multiplied in this process."""
+    if USE_TILES:
+        return "AMX tiles"
+    if HAS_BYTE_DOTS:
+        return "AVX-512 VNNI"
+    known = {"+avx512f": "AVX-512", "+avx2": "AVX2", "+neon": "NEON"}
+    return next((name for each, name in known.items() if each in _FEATURES), "plain vectors")
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -188,21 +199,25 @@ def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
 def add_scaled(
     typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t of `total`: the integers of `dots` x the lanes of `scales` x a number.
+    """Add to row t of `total`: the dots x the lanes of `scales` x `array[index + t * stride]`.
 
-    The number is `array[index + t * stride]`.
+    The dots are integers, or float32 numbers that are whole.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 3, total.count)
-        sums, wholes = _rows(builder, args[0], total), _rows(builder, args[1], total)
+        sums = _rows(builder, args[0], total)
         rows = [
-            multiply_add(builder, builder.sitofp(whole, FLOATS), builder.fmul(args[2], number), row)
-            for row, whole, number in zip(sums, wholes, numbers, strict=True)
+            multiply_add(builder, _float(builder, dot), builder.fmul(args[2], number), row)
+            for row, dot, number in zip(sums, _rows(builder, args[1], total), numbers, strict=True)
         ]
         return _tile(context, builder, total, rows)
 
     return total(total, dots, scales, array, types.intp, types.intp), codegen
+
+
+def _float(builder: Any, lanes: Any) -> Any:
+    return lanes if lanes.type == FLOATS else builder.sitofp(lanes, FLOATS)
 
 
 @intrinsic
@@ -237,6 +252,23 @@ def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -
         return _tile(context, builder, tile, rows)
 
     return tile(tile, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def load_tile(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Return a tile whose row t holds sixteen floats of `array`, from `index + t * stride` on."""
+    tile = types.UniTuple(FLOAT_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[1])(context, builder, args[1]).data
+        pointer = builder.gep(data, [args[2]])
+        rows = []
+        for _ in range(tile.count):
+            rows.append(builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4))
+            pointer = builder.gep(pointer, [args[3]])
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, array, types.intp, types.intp), codegen
 
 
 @intrinsic

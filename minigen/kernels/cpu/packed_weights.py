@@ -9,6 +9,7 @@ Axes, with all layers in one array: [layers, panels, groups (of 32 columns), wor
 lanes].
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -22,7 +23,9 @@ from minigen.checkpoint.safetensors import IntegerCodes, StoredTensor
 from minigen.kernels.cpu.simd import NUM_LANES, zeros
 
 PACKERS = 2  # layers that are packed at a time; more of them need more temporary memory
+SLICES = 64  # at most, of the rows of a large matrix, which are packed as if they were layers
 GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
+_SIGN_BITS = np.array([0x80808080], np.uint32).view(np.int32)  # of the four bytes of a word
 
 Words = Int32[np.ndarray, "*layers words"]  # of one layer, or of all
 Blocks = UInt8[np.ndarray, "rows groups block_bytes"]
@@ -72,16 +75,16 @@ def _raw_blocks(weight: StoredTensor) -> Blocks:
     return raw.reshape(len(raw), -1, weight.format.block_bytes)
 
 
-def _together(*parts: Shaped[np.ndarray, " _"]) -> Int32[np.ndarray, " words"]:
+def _together(*parts: Shaped[np.ndarray, "..."]) -> Int32[np.ndarray, " words"]:
     """Join each group's codes, scales, ... into one flat array of words, group after group."""
     num_groups = parts[-1].size // NUM_LANES
     words = [each.view(np.int32).reshape(num_groups, -1) for each in parts]
     return np.concatenate(words, axis=1).reshape(-1)
 
 
-def _float16_bits(blocks: Blocks, first: int) -> UInt16[np.ndarray, " rows*groups"]:
-    bits = np.ascontiguousarray(blocks[..., first : first + 2]).view(np.uint16)
-    return by_panels(bits)
+def _scales(blocks: Blocks) -> UInt16[np.ndarray, " rows*groups"]:
+    """Return the bits of the float16 that each block begins with."""
+    return by_panels(blocks.view(np.uint16)[..., :1])
 
 
 def _words(numbers: Shaped[np.ndarray, "rows groups numbers"]) -> Int32[np.ndarray, " words"]:
@@ -90,13 +93,14 @@ def _words(numbers: Shaped[np.ndarray, "rows groups numbers"]) -> Int32[np.ndarr
 
 def _codes4_of_q4_1(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
-    codes, scales = _words(blocks[..., 4:]), _float16_bits(blocks, 0)
-    return Codes4(_together(codes, scales, _float16_bits(blocks, 2)))
+    codes, steps = by_panels(blocks.view(np.int32)[..., 1:]), blocks.view(np.uint16)[..., :2]
+    steps = by_panels(steps).reshape(-1, 2, NUM_LANES)  # a group's scales and minima
+    return Codes4(_together(codes, steps[:, 0], steps[:, 1]))
 
 
 def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
-    scales = _float16_bits(blocks, 0)
+    scales = _scales(blocks)
     minima = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)
     return Codes4(_together(_words(blocks[..., 2:]), scales, minima))
 
@@ -117,7 +121,9 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
 
 def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
     blocks = _raw_blocks(weight)
-    return Codes8(_together(_words(blocks[..., 2:] ^ 128), _float16_bits(blocks, 0)))
+    codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int32)
+    codes ^= _SIGN_BITS  # adds 128 to each code
+    return Codes8(_together(by_panels(codes), _scales(blocks)))
 
 
 def keeps_codes(integers: IntegerCodes, form: str) -> bool:
@@ -244,3 +250,18 @@ def pack_layers(
     with ThreadPoolExecutor(PACKERS) as packers:
         list(packers.map(pack_layer, range(len(matrices))))
     return kind(stacked.reshape(len(matrices), -1))
+
+
+def pack_rows(matrix: StoredTensor, form: str) -> PackedWeights:
+    """Pack one large matrix as `pack_layers` does, in slices of its rows.
+
+    The slices need little temporary memory, and the packers share them. A matrix of integer codes
+    stays whole, because its scales are judged as a whole (`keeps_codes`).
+    """
+    num_slices = 1
+    if matrix.row_unit == 1 and matrix.integers() is None:
+        num_slices = math.gcd(matrix.shape[0] // NUM_LANES, SLICES)
+    num_rows = matrix.shape[0] // num_slices
+    starts = range(0, matrix.shape[0], num_rows)
+    packed = pack_layers([[matrix.rows(each, each + num_rows)] for each in starts], form)
+    return packed._replace(words=packed.words.reshape(1, -1))

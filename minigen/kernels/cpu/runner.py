@@ -13,7 +13,8 @@ from minigen.engine.model_runner import Packed, Packer
 from minigen.kernels.cpu import sampling, step
 from minigen.kernels.cpu.elementwise import quantized, rounded
 from minigen.kernels.cpu.kv_layout import PackedKVPool, Shape, make_scratch
-from minigen.kernels.cpu.packed_weights import Pairs
+from minigen.kernels.cpu.linear import product_scratch
+from minigen.kernels.cpu.packed_weights import GROUP, Pairs
 from minigen.kernels.cpu.sampling import SamplingBatch, make_sampling_scratch
 from minigen.kernels.cpu.simd import zeros
 from minigen.kernels.cpu.step import Weights, Workspace, num_phases
@@ -24,7 +25,7 @@ from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
-run_step = cached_njit(step.run_step)
+run_step = cached_njit(step.run_step, counts_references=False)
 choose_rows = cached_njit(sampling.choose_rows)
 likeliest_rows = cached_njit(sampling.likeliest_rows)
 
@@ -53,7 +54,8 @@ class CompiledRunner:
         self.num_threads = available_threads(num_threads)
         self.packer = Packer(manager, shape.block_size, max_num_batched_tokens)
         self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
-        self._work = make_workspace(shape, max_num_batched_tokens, isinstance(weights.qkv, Pairs))
+        in_bfloat16 = isinstance(weights.qkv, Pairs)
+        self._work = make_workspace(shape, max_num_batched_tokens, self.num_threads, in_bfloat16)
         self._scratch = make_scratch(shape, max_num_batched_tokens, self.num_threads, pool.kv_dtype)
         self._logits = zeros(len(manager.tables) * shape.vocab, np.float32)
 
@@ -91,7 +93,7 @@ class CompiledRunner:
         )
 
 
-def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspace:
+def make_workspace(shape: Shape, max_tokens: int, num_workers: int, in_bfloat16: bool) -> Workspace:
     """Allocate the intermediate arrays of a step of at most `max_tokens` tokens."""
     heads_width = shape.q_heads * shape.head_dim
     widest = max(shape.hidden, heads_width)
@@ -100,8 +102,9 @@ def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspac
         x=zeros(max_tokens * shape.hidden, np.float32),
         qkv=zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
         attention_out=zeros(max_tokens * heads_width, np.float32),
-        inputs=make_inputs(max_tokens * widest),
-        ffn_inputs=make_inputs(max_tokens * shape.ffn),
+        inputs=make_inputs(max_tokens, widest),
+        ffn_inputs=make_inputs(max_tokens, shape.ffn),
+        products=product_scratch(in_bfloat16, max(widest, shape.ffn) // GROUP, num_workers),
     )
 
 

@@ -36,6 +36,17 @@ def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     return buffer[first : first + num_bytes].view(dtype).reshape(shape)
 
 
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
+    """Apply `numba.njit` to a function that allocates nothing, without reference counts.
+
+    Numba counts the references to every array that a function reads from a named tuple, with an
+    atomic instruction, on which all workers wait for each other. The caller keeps the arrays alive.
+    Such a function must not return an array, because a caller with counts would free it.
+    """
+    compiler: Any = njit  # its type hints lack this option
+    return compiler(_nrt=False, **options)(function)
+
+
 NUM_LANES = 16
 I32, F32 = ir.IntType(32), ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
@@ -352,6 +363,14 @@ keep_above = _float_operation(
     3,
 )
 fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
+# Of every four lanes the second and the third change places.
+middle_swapped = _float_operation(
+    lambda builder, args: builder.shuffle_vector(
+        *(2 * list(args)),
+        ir.Constant(WORDS, [lane // 4 * 4 + (0, 2, 1, 3)[lane % 4] for lane in range(NUM_LANES)]),
+    ),
+    1,
+)
 nearest = _float_operation(
     lambda builder, args: call(builder, "llvm.rint.v16f32", FLOATS, list(args)), 1
 )
@@ -429,7 +448,7 @@ def hadamard_lanes(typingctx: Any, lanes: Any) -> Any:
     return lanes(lanes), codegen
 
 
-@njit
+@kernel
 def hadamard(x, at, width):
     """Replace each group of 32 numbers in x[at : at + width] by its Walsh-Hadamard transform."""
     factor = all_lanes(_ONE_OVER_ROOT_32)

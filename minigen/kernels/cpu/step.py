@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numba.extending import overload
 
 from minigen.checkpoint.model_config import ModelConfig
@@ -18,8 +17,8 @@ from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.kv_layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
-from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers
-from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, load, store
+from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
+from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, store
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 from minigen.model.layers import rotary_frequencies, rotary_tables
 
@@ -51,6 +50,7 @@ class Workspace(NamedTuple):
     attention_out: np.ndarray  # [tokens, q_heads x head_dim]
     inputs: Any  # of the next product
     ffn_inputs: Any
+    products: Any  # what workers need while they multiply
 
 
 def embed_row(embedding: Any, token_id: int, width: int, out: Any, at: int) -> None:
@@ -82,7 +82,7 @@ def _embed_pairs(embedding, token_id, width, out, at):
         bits[at + column] = word << 16 if column % 2 == 0 else word & -65536
 
 
-@njit
+@kernel
 def _embed(pool, embedding, token_ids, width, out):
     next_phase(pool)
     token = take(pool, len(token_ids))
@@ -92,7 +92,7 @@ def _embed(pool, embedding, token_ids, width, out):
     barrier(pool, len(token_ids))
 
 
-@njit
+@kernel
 def _keep_rows(pool, x, width, rows):
     """Move the rows with the indices `rows`, which ascend, to the front of `x`."""
     next_phase(pool)
@@ -119,7 +119,7 @@ def num_phases(shape: Shape) -> int:
     return 10 * shape.layers + 4
 
 
-@njit
+@kernel
 def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits):
     """Compute logits from token ids.
 
@@ -129,12 +129,15 @@ def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits
     hidden, groups = shape.hidden, shape.hidden // 32
     heads_width = shape.q_heads * shape.head_dim
     qkv_width = heads_width + 2 * shape.kv_heads * shape.head_dim
+    room = work.products
     _embed(pool, model.embedding, packed.token_ids, hidden, work.x)
     for layer in range(shape.layers):
         norm, eps = model.attention_norm[layer], shape.norm_eps
         normalize(pool, work.x, num_tokens, hidden, norm, eps, work.inputs)
         qkv = work.qkv
-        multiply(pool, model.qkv, layer, work.inputs, num_tokens, groups, qkv, qkv_width, False)
+        multiply(
+            pool, model.qkv, layer, work.inputs, num_tokens, groups, qkv, qkv_width, False, room
+        )
         rotate_and_store(pool, shape, layer, model.heads, packed, num_tokens, qkv, cache, scratch)
         if layer == shape.layers - 1 and num_rows == 0:
             return
@@ -145,15 +148,15 @@ def run_layers(pool, shape, model, windows, packed, cache, scratch, work, logits
             num_tokens = num_rows
         prepare(pool, work.attention_out, num_tokens, heads_width, work.inputs)
         width = heads_width // 32
-        multiply(pool, model.out, layer, work.inputs, num_tokens, width, work.x, hidden, True)
+        multiply(pool, model.out, layer, work.inputs, num_tokens, width, work.x, hidden, True, room)
         normalize(pool, work.x, num_tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
         inputs, width = work.ffn_inputs, shape.ffn // 32
         multiply_and_gate(
-            pool, model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, inputs
+            pool, model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, inputs, room
         )
-        multiply(pool, model.down, layer, inputs, num_tokens, width, work.x, hidden, True)
+        multiply(pool, model.down, layer, inputs, num_tokens, width, work.x, hidden, True, room)
     normalize(pool, work.x, num_rows, hidden, model.norm, shape.norm_eps, work.inputs)
-    multiply(pool, model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False)
+    multiply(pool, model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False, room)
 
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -211,10 +214,10 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
             return np.zeros((config.num_layers, 0), np.float32)
         return np.stack([tensors[each].dequantize(torch.float32).numpy() for each in names])
 
-    embedding = pack_layers([[tensors["model.embed_tokens.weight"]]], _HEAD_FORMS[form])
+    embedding = pack_rows(tensors["model.embed_tokens.weight"], _HEAD_FORMS[form])
     head = embedding
     if not config.tied_embeddings:
-        head = pack_layers([[tensors["lm_head.weight"]]], _HEAD_FORMS[form])
+        head = pack_rows(tensors["lm_head.weight"], _HEAD_FORMS[form])
     return Weights(
         embedding=embedding,
         attention_norm=in_float32("input_layernorm.weight"),

@@ -30,10 +30,10 @@ import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.simd import I32, address, call
+from minigen.kernels.cpu.simd import I32, address, call, kernel
 from minigen.kernels.jit.code_cache import cached_njit
 
 LINE = 16  # 32-bit words per cache line
@@ -139,7 +139,7 @@ def open_step(pool, step):
     _atomic_store(pool.gate, 0, step)
 
 
-@njit
+@kernel
 def join_step(pool, step):
     """Join the step and return True, or return False if the step is closed."""
     _atomic_add(pool.gate, LINE, np.int32(1))
@@ -160,7 +160,7 @@ def spin_wait(pool, step):
             return
 
 
-@njit
+@kernel
 def leave_step(pool):
     """Leave the step; worker 0 closes it first, and waits until all other workers have left."""
     if pool.worker == 0:
@@ -174,7 +174,7 @@ def leave_step(pool):
                 _yield_processor()
 
 
-@njit
+@kernel
 def next_phase(pool):
     """Move this worker to the next phase."""
     at = pool.worker * LINE
@@ -183,7 +183,7 @@ def next_phase(pool):
     pool.progress[at + 2] = 0
 
 
-@njit
+@kernel
 def take(pool, num_tasks):
     """Return the next task of this worker, or `num_tasks` when all tasks are taken.
 
@@ -205,7 +205,7 @@ def take(pool, num_tasks):
     return num_tasks
 
 
-@njit
+@kernel
 def barrier(pool, num_tasks):
     """Wait until all tasks of the phase are done; this worker must have finished its own."""
     at = pool.worker * LINE
@@ -218,7 +218,7 @@ def barrier(pool, num_tasks):
             _yield_processor()
 
 
-@njit
+@kernel
 def task_size(pool, num_items):
     """Return how many of `num_items` equal items make one task: at least one."""
     return max(1, num_items // (pool.num_workers * TASKS_PER_WORKER))

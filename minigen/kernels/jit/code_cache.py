@@ -14,16 +14,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import get_host_cpu_name
+from llvmlite.binding import add_symbol, get_host_cpu_name
+from numba.core.caching import FunctionCache
+from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 import minigen.kernels.cpu
 from minigen.hub import cache_folder
-from minigen.kernels.cpu.simd import target_features
+from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.simd import kernel, target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
 
@@ -31,7 +35,7 @@ SOURCES = Path(minigen.kernels.cpu.__path__[0])
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in (Path(__file__), *sorted(SOURCES.rglob("*.py"))):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
@@ -40,6 +44,7 @@ def fingerprint() -> str:
         str(sys.implementation.cache_tag),
         cpu_name or get_host_cpu_name(),
         target_features(),
+        f"AMX tiles: {USE_TILES}",  # the system may refuse them
     )
     for fact in facts:
         digest.update(fact.encode())
@@ -97,17 +102,42 @@ WANTED = cache_folder() / "kernels" / fingerprint()
 FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
 
 
-def cached_njit(function: Callable[..., Any]) -> Any:
-    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock."""
-    if FOLDER is None:
-        return numba.njit(nogil=True)(function)
-    settings: Any = numba.config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(FOLDER)
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    finally:
-        settings.CACHE_DIR = before
+class KernelCache(FunctionCache):
+    """Numba's cache of a function's machine code, which does not start the compiler to load it.
+
+    Numba's own registers everything that the compiler knows first, from Unicode to linear algebra,
+    which takes longer than to load a whole step. It also compiles its memory management. Machine
+    code that has been compiled needs only the C functions of that. If a signature is not in the
+    cache, the compiler does all that itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function for this signature, or None if it is not in the cache."""
+        try:
+            for name, function in _nrt_python.c_helpers.items():
+                add_symbol(name if name.startswith("_") else f"NRT_{name}", function)
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(sig, target_context)
+        except AttributeError:  # another version of Numba calls these parts otherwise
+            return super().load_overload(sig, target_context)
+
+
+def cached_njit(function: Callable[..., Any], counts_references: bool = True) -> Any:
+    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock.
+
+    Without `counts_references`, it is a `minigen.kernels.cpu.simd.kernel`.
+    """
+    compiler: Any = numba.njit if counts_references else kernel
+    dispatcher: Any = partial(compiler, nogil=True)(function)
+    if FOLDER is not None:
+        settings: Any = numba.config
+        before = settings.CACHE_DIR
+        settings.CACHE_DIR = str(FOLDER)
+        try:
+            dispatcher._cache = KernelCache(function)
+        finally:
+            settings.CACHE_DIR = before
+    return dispatcher
 
 
 def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:

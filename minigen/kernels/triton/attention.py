@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from minigen.engine.placement import PlacedKVPool
 from minigen.kernels.triton.decode_attention import num_splits, paged_decode_triton
 from minigen.kernels.triton.prefill_attention import flash_prefill_triton
 from minigen.kv_cache.paged import Batch, KVPool
@@ -45,22 +46,8 @@ def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -
     return attend
 
 
-class DevicePool:
-    """A `minigen.kv_cache.paged.KVPool` in device memory; kernels write keys and values to it."""
-
-    def __init__(
-        self,
-        layers: int,
-        num_blocks: int,
-        kv_heads: int,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.block_size = block_size
-        shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+class DevicePool(PlacedKVPool):
+    """A `PlacedKVPool` whose keys and values kernels write, and that copies without waiting."""
 
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Copy whole blocks, each (source, target), in all layers."""
@@ -72,7 +59,7 @@ class DevicePool:
 class PagedAttention:
     """Attention of one batch in every layer; the batch's tensors are on the pool's device."""
 
-    def __init__(self, pool: KVPool | DevicePool, batch: Batch, windows: SequenceOf[int | None]):
+    def __init__(self, pool: KVPool, batch: Batch, windows: SequenceOf[int | None]):
         self.pool, self.batch, self.windows = pool, batch, windows
         starts = batch.query_starts[batch.num_decodes :]
         self.most_new = max((end - begin for begin, end in pairwise(starts)), default=0)

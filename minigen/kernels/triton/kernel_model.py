@@ -8,8 +8,7 @@ Shoeybi et al. 2019 (Megatron-LM).
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from minigen.checkpoint.safetensors import StoredTensor
+from minigen.engine.placement import moved_to
 from minigen.kernels.triton.elementwise import (
     rms_norm_triton,
     rotary_store_triton,
@@ -25,7 +24,7 @@ from minigen.kernels.triton.elementwise import (
 )
 from minigen.kernels.triton.matvec import matvec_triton
 from minigen.model.layers import DenseLinear, rotary_tables
-from minigen.model.transformer import Layer, MakeLinear, Transformer
+from minigen.model.transformer import Layer, Transformer
 from minigen.protocols import Linear
 
 ReadLayer = Callable[[int, Tensor], Tensor]  # attention of a layer, by its id and the queries
@@ -161,56 +160,20 @@ def kernel_model(
 
     `ranks` joins a share of a model with the others; without it the model is whole.
     """
-    embedding = model.embedding.to(device)
-    head = model.head
-    if isinstance(head, DenseLinear) and head.weight is model.embedding:
-        head = replace(head, weight=embedding)
-    frequencies = model.frequencies.to(device)
-    cos, sin = rotary_tables(frequencies, torch.arange(max_positions, device=device))
-    moved = replace(
-        model,
-        embedding=embedding,
-        layers=tuple(_layer_on(layer, device) for layer in model.layers),
-        norm=model.norm.to(device),
-        head=head,
-        frequencies=frequencies,
-    )
+    moved = moved_to(model, device)
+    positions = torch.arange(max_positions, device=device)
     dense = tuple(
         DenseLayer(*map(_dense, (layer.qkv, layer.out, layer.gate_up, layer.down)))
         for layer in moved.layers
     )
-    joined = OneRank(len(embedding)) if ranks is None else ranks
-    return KernelModel(moved, dense, _dense(moved.head), (cos, sin), joined)
-
-
-def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
-    """Return a factory of linear layers that dequantizes weights piecewise into device memory."""
-
-    def make(weights: SequenceOf[StoredTensor], biases: SequenceOf[StoredTensor]) -> DenseLinear:
-        parts = tuple(weight.shape[0] for weight in weights)
-        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype, device=device)
-        for weight, rows in zip(weights, fused.split(parts), strict=True):
-            weight.dequantize(out=rows)
-            weight.release_pages()
-        bias = torch.cat([each.dequantize(dtype) for each in biases]) if biases else None
-        return DenseLinear(fused, None if bias is None else bias.to(device), parts)
-
-    return make
+    joined = OneRank(len(moved.embedding)) if ranks is None else ranks
+    tables = rotary_tables(moved.frequencies, positions)
+    return KernelModel(moved, dense, _dense(moved.head), tables, joined)
 
 
 def _dense(linear: Linear) -> DenseLinear:
     assert isinstance(linear, DenseLinear), f"{type(linear).__name__} has no plain weight"
     return linear
-
-
-def _layer_on(layer: Layer, device: torch.device) -> Layer:
-    return replace(
-        layer,
-        attention_norm=layer.attention_norm.to(device),
-        q_norm=None if layer.q_norm is None else layer.q_norm.to(device),
-        k_norm=None if layer.k_norm is None else layer.k_norm.to(device),
-        ffn_norm=layer.ffn_norm.to(device),
-    )
 
 
 def _head_norms(

@@ -87,12 +87,12 @@ def inputs_of(
     found: dict[str, SharedInput] = {}
 
     def keep(shared: SharedInput) -> dict[str, Tensor]:
-        if shared.layer_id == layer_id:
-            found[INPUTS[len(found)]] = shared
+        found[INPUTS[len(found)]] = shared
         return {}
 
     config = replace(checkpoint.config, num_layers=layer_id + 1)
-    calibrate(config, checkpoint.tensors, pieces, keep, sequential=False, weigh_first=False)
+    parts = (config, checkpoint.tensors, pieces, keep)
+    calibrate(*parts, sequential=False, weigh_first=False, first_layer=layer_id)
     return found
 
 

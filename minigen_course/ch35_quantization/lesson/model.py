@@ -189,7 +189,7 @@ def kv_bytes(llm: LLM) -> int:
 # Speed
 
 
-def tokens_per_second(llms: Mapping[str, LLM], count: int = 48, turns: int = 3) -> dict[str, float]:
+def tokens_per_second(llms: Mapping[str, LLM], count: int = 32, turns: int = 2) -> dict[str, float]:
     """Return how fast each engine decodes one sequence, by turns: the fastest turn counts."""
     params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True)
     best = dict.fromkeys(llms, float("inf"))

@@ -1,0 +1,67 @@
+"""Builds the runner that computes layer by layer in torch, on a device that is passed in."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from minigen.checkpoint.checkpoint import Checkpoint
+from minigen.config import EngineConfig
+from minigen.engine.model_runner import BlockPool, PagedRunner
+from minigen.engine.placement import moved_to
+from minigen.errors import OptionError
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.model.layers import DenseLinear
+from minigen.model.transformer import MakeLinear, build_transformer
+from minigen.protocols import Linear, Runner
+
+
+def build_runner(
+    checkpoint: Checkpoint,
+    options: EngineConfig,
+    manager: BlockManager,
+    num_threads: int,
+    pool: BlockPool,
+    attention: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    linears: tuple[MakeLinear, Callable[[DenseLinear], Linear]],
+) -> Runner:
+    """Read the weights in `dtype` onto `device`, where `pool` is, and return the runner.
+
+    `linears` makes the linear layers there, and converts an output head tied to the embedding.
+    """
+    config = checkpoint.config
+    with one_thread():
+        model = build_transformer(config, checkpoint.tensors, dtype, *linears)
+    windows, most = config.sliding_windows, options.max_num_batched_tokens
+    parts = (moved_to(model, device), pool, manager, windows, most, num_threads)
+    return PagedRunner(*parts, attention, device)
+
+
+@contextmanager
+def memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
+    """Raise `OptionError` if the system, or torch for its device, refuses the KV cache's memory."""
+    try:
+        yield
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise OptionError(
+            f"num_blocks {num_blocks} of {block_size} tokens each need more memory than "
+            f"this machine can allocate: {error}."
+        ) from error
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Unpack weights with one torch thread.
+
+    Threads gain little on many small operations. If another program keeps a core busy, their
+    synchronisation makes the unpacking take twenty times as long.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

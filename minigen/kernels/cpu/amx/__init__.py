@@ -1,0 +1,1 @@
+"""Intel AMX: tile registers, and the matrix products that they compute."""
