@@ -89,7 +89,7 @@ from minigen_course import (
     within,
 )
 from minigen_course.ch34_cpu_kernels import figures as draw
-from minigen_course.ch34_cpu_kernels import lesson, roofs
+from minigen_course.ch34_cpu_kernels import lesson
 from minigen_course.ch34_cpu_kernels.loops import best_in_turns, loop_costs
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.roofline import roofline
@@ -990,7 +990,7 @@ for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
 print("\nother processors, two cores each, billions per second:")
-print(roofs.table())
+print(lesson.table_of_roofs())
 
 # %% [markdown]
 # Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that lies

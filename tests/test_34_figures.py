@@ -28,6 +28,7 @@ from minigen_course.ch34_cpu_kernels.figures import (
     words_of_load,
 )
 from minigen_course.ch34_cpu_kernels.lesson import (
+    ROOFS,
     bits_a_weight,
     continue_in_bytes,
     continue_in_codes,
@@ -42,6 +43,7 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     round_weights,
     rounded,
     scores,
+    table_of_roofs,
 )
 from minigen_course.ch34_cpu_kernels.reference import (
     ByteRows,
@@ -49,7 +51,6 @@ from minigen_course.ch34_cpu_kernels.reference import (
     multiply_bytes,
     multiply_codes,
 )
-from minigen_course.ch34_cpu_kernels.roofs import ROOFS, table
 from minigen_course.figures.roofline import roofline
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import Machine, Step
@@ -382,4 +383,4 @@ def test_the_roofs_of_other_processors_are_the_benchmarks() -> None:
         assert roof.bfloat16 == pytest.approx(found["peaks"]["bfloat16"], rel=0.01)
     assert costs["environment"]["cpu"] == ROOFS[1].processor
     assert ROOFS[1].tokens == pytest.approx(5.5, abs=0.05)  # the chapter's sum by hand
-    assert len({len(line) for line in table().splitlines()}) == 1
+    assert len({len(line) for line in table_of_roofs().splitlines()}) == 1
