@@ -203,8 +203,10 @@ guess_share.compare(
 # | Apple M1 and later, most ARM servers (NEON) | 128 bits | 4 | yes | `sdot` |
 # | Intel Core since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
+# | Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
-# (The names in brackets are those of sets of vector instructions.) The package's kernels, and ours below,
+# (The names in brackets are those of sets of vector instructions. AMX has registers with two dimensions,
+# 16 rows of 64 bytes, and one instruction that multiplies two of these tiles.) The package's kernels, and ours below,
 # are always written for sixteen lanes. Where a register is
 # shorter, the compiler takes two or four registers for them. The results are the same; how many
 # instructions they need differs.
@@ -987,6 +989,8 @@ picture(
 for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
+print("\nother processors, two cores each, billions per second:")
+print(lesson.table_of_roofs())
 
 # %% [markdown]
 # Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that lies
@@ -999,6 +1003,25 @@ guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
 # are counted once, as bytes that are written. Many processors read a line from memory before they write
 # to it; then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
+#
+# ### The roofs of other processors
+#
+# Slope and flat part belong to the machine. The table below the figure has those of three kinds of
+# processor, measured with the package's own kernels and 256 tokens at once
+# ([the benchmark](../benchmarks/34_roofs.py), which adds yours). The first row is the machine of the third
+# one, which was told to use AVX2 and nothing newer, and no VNNI.
+#
+# The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
+# weight, which has 8.5 bits, so $m$ tokens give $2m / (8.5/8) = 1.88\,m$ operations per byte. By hand, for the
+# EPYC: its ridge is at $290 / 27.9 = 10.4$ operations per byte, and $10.4 / 1.88 = 5.5$ tokens.
+#
+# - Memory is nearly the same in all three rows. So with one token at a time, the second and third
+#   processor have the same limit, and the first one is near it, too: its ridge is at 1.4 tokens. What a
+#   wider register or a tile raises is the flat part. That makes prompts and batches faster.
+# - With AMX, bfloat16 has the higher peak, although its numbers are twice as wide: the sum over a whole
+#   row stays in the tile. In int8 each 32 columns have scales of their own, so their sums leave the tile
+#   and are scaled by vector instructions, 18 times for a row of 576. That takes longer than the
+#   tile's product.
 #
 # ## What bytes as inputs cost
 #

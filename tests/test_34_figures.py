@@ -1,6 +1,8 @@
 """Figures of chapter 34 show the given numbers; learners' roundings and products are used."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from minigen_course.ch34_cpu_kernels.figures import (
     words_of_load,
 )
 from minigen_course.ch34_cpu_kernels.lesson import (
+    ROOFS,
     bits_a_weight,
     continue_in_bytes,
     continue_in_codes,
@@ -40,6 +43,7 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     round_weights,
     rounded,
     scores,
+    table_of_roofs,
 )
 from minigen_course.ch34_cpu_kernels.reference import (
     ByteRows,
@@ -365,3 +369,18 @@ def test_small_groups_pay_where_there_are_outliers_and_not_elsewhere() -> None:
         small, large = relative_error(rows, 4, 32), relative_error(rows, 5, 128)
         assert bits_a_weight(512, 4, 32) < bits_a_weight(512, 5, 128)
         assert (small < large) == pays
+
+
+def test_the_roofs_of_other_processors_are_the_benchmarks() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    stored = json.loads((results / "34_roofs.json").read_text(encoding="utf-8"))
+    costs = json.loads((results / "34_step_cost.json").read_text(encoding="utf-8"))
+    epyc = costs["forms"]["int4"]["ceilings at the end"]
+    measured = (stored["intel-xeon-amx-avx2"], epyc, stored["intel-xeon-amx"])
+    for roof, found in zip(ROOFS, measured, strict=True):
+        assert roof.bandwidth == pytest.approx(found["bandwidth"], rel=0.01)
+        assert roof.int8 == pytest.approx(found["peaks"]["int8"], rel=0.01)
+        assert roof.bfloat16 == pytest.approx(found["peaks"]["bfloat16"], rel=0.01)
+    assert costs["environment"]["cpu"] == ROOFS[1].processor
+    assert ROOFS[1].tokens == pytest.approx(5.5, abs=0.05)  # the chapter's sum by hand
+    assert len({len(line) for line in table_of_roofs().splitlines()}) == 1

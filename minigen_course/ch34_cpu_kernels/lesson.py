@@ -1,7 +1,7 @@
 """Weights in few bits, with a scale and a minimum per group, and a model with rounded inputs."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -347,3 +347,37 @@ def processor_parts(features: Collection[str], machine: str) -> dict[str, str]:
         "byte dot product": byte_dots,
         "bfloat16 dot product": "yes" if {"+avx512bf16", "+bf16"} & set(features) else "no",
     }
+
+
+class Roof(NamedTuple):
+    """Bytes that memory delivers per second, and operations per second in two forms."""
+
+    processor: str
+    instructions: str
+    bandwidth: float
+    int8: float
+    bfloat16: float
+
+    @property
+    def tokens(self) -> float:
+        """The tokens whose operations on an int8 weight take as long as reading its 8.5 bits."""
+        return self.int8 * (8.5 / 8) / (2 * self.bandwidth)
+
+
+# benchmarks/results/34_roofs.json has them and, for the EPYC, 34_step_cost.json.
+ROOFS = (
+    Roof("Intel Xeon, pretending", "AVX2", 31e9, 81.09e9, 88.52e9),
+    Roof("AMD EPYC", "AVX-512", 27.9e9, 290e9, 332e9),
+    Roof("Intel Xeon", "AMX", 29.5e9, 531.8e9, 1006e9),
+)
+
+
+def table_of_roofs(roofs: Iterable[Roof] = ROOFS) -> str:
+    """Return the roofs as lines: billions of bytes and of operations per second, tokens."""
+    head = f"{'':32} {'GB/s':>5} {'int8':>6} {'bfloat16':>9} {'tokens':>7}"
+    lines = [
+        f"{each.processor + ', ' + each.instructions:32} {each.bandwidth / 1e9:5.0f} "
+        f"{each.int8 / 1e9:6,.0f} {each.bfloat16 / 1e9:9,.0f} {each.tokens:7.1f}"
+        for each in roofs
+    ]
+    return "\n".join([head, *lines])
