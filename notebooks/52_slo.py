@@ -574,7 +574,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # server has three kinds of metrics:
 #
 # - a **gauge** is a value of now, such as the requests that wait;
-# - a **counter** only grows, such as the tokens generated, so look at its growth per second,
+# - a **counter** only grows (until a restart), such as the tokens generated, so look at its growth per second,
 #   `rate(...)`;
 # - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
 #
@@ -1243,7 +1243,7 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; a stall shorter than the patience causes hardly a retry",
+        "backoff delays tries, a budget removes them; a stall of 2 s, well below the patience, causes no retry",
     ),
 )
 
