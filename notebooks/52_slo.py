@@ -282,7 +282,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
 # is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
-# The model is simplified in one way: it makes a prompt's tokens too expensive. Each of them counts the
+# The model is simplified in two ways, and both make a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
 # end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
 # attends only to itself and those before it. So the prompts of a thousand tokens and more take longer
@@ -428,7 +428,7 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # Which window? A load begins with an empty machine, and at its end the machine runs empty again. A report
 # of a whole load counts both, from the first arrival to the last answer: in the vital signs above, 200
-# requests arrived at 4 per second (3.8 in this draw), all of them were good, and yet goodput is 3.4. So
+# requests arrived at 4 per second (3.9 in this draw), all of them were good, and yet goodput is 3.4. So
 # each load below lasts about 50 s,
 # and the window begins at second 15, when the machine has filled, and ends at second 45, when requests
 # still arrive.
@@ -505,7 +505,8 @@ print(
 # goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
-# (Each point of the curves, and each printed line, counts only the first requests of one run of 700. The later
+# (Each point of the curves at the right, and each line for 175, 350 and 700 requests, counts only the first
+# requests of one run of 700. The later
 # ones still arrive meanwhile; they hardly change which of the first are good.)
 #
 # (The vital signs of this chapter are of whole loads. Compare them only for the same load: a longer load
@@ -573,7 +574,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # server has three kinds of metrics:
 #
 # - a **gauge** is a value of now, such as the requests that wait;
-# - a **counter** only grows, such as the tokens generated, so look at its growth per second,
+# - a **counter** only grows (until a restart), such as the tokens generated, so look at its growth per second,
 #   `rate(...)`;
 # - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
 #
@@ -614,7 +615,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # |---|---|
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
-# | requests wait for five minutes without a pause | more arrives than is served |
+# | requests wait for five minutes without a pause | at least as much arrives as is served |
 # | requests wait, batch slots are free, and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
 # | KV cache is above 90 % (a warning, no alarm) | how full it is says nothing about waiting (see systems 3 and 4, later) |
@@ -664,7 +665,7 @@ draw.dashboard(
 #    requests wait. If nothing is full, the machine idles or waits, which is a finding, too.
 # 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
 #    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
-#    computed again, a job that can wait, more than one tenant's share), it is the layer that sends or
+#    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
 #    admits the load.
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
@@ -688,7 +689,7 @@ draw.dashboard(
 # because the engine has too few batch slots hides the symptom: the clients that it refuses get no answer.
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
-# hidden. Ask of each gauge: is it at its limit, and is it the reason?
+# hidden. Ask of each sign: is it at its limit, and is it the reason?
 #
 # - **Batch slots:** *running, at most* may have reached their number, or another limit held it below.
 #   Compare it with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor
@@ -697,11 +698,13 @@ draw.dashboard(
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
-#   6,000: 95 and 81 %.
+#   6,000: 95 and 81 %. (A step takes 2 ms besides, and attention $4 \cdot 32 \cdot 4{,}096 = 524{,}288$
+#   operations for each token and each token of its request.)
 # - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50 if such steps
 #   come all the time, and as *kept ITL* below 100 % if they are few and meet the same requests. Look at both.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
-#   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help.
+#   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help. (In the eight
+#   systems below it never is.)
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
@@ -931,7 +934,7 @@ guess_recover.compare(sum(recovered.values()))
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
 # only delays the same number of tries. (Drag the stall. At 2 s no request waits as long as a client's patience,
-# 3 s, so no client retries, and the five lines are one. At 3 s the two kinds without a limit fail.)
+# 3 s, so no client retries, and the five lines are one. At 3 s the same two kinds fail as at 4 s.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
@@ -945,7 +948,7 @@ guess_recover.compare(sum(recovered.values()))
 # of the cache is free, and still most first tokens take seconds.
 #
 # In every server, some knob in a wrong layer is tempting (the card still holds 3,300 blocks at most). In some
-# servers such a fix raises goodput, but not nearly enough. The cell prints all gauges, and the one after it
+# servers such a fix raises goodput, sometimes much, but not enough. The cell prints all gauges, and the one after it
 # tries a knob on seed 3 that is tempting, too (there, `*` marks what has changed). Then use the picture:
 # choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
 # `mystery.py`. Open it afterwards.)
@@ -1240,7 +1243,7 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; a stall shorter than the patience causes hardly a retry",
+        "backoff delays tries, a budget removes them; a stall of 2 s, well below the patience, causes no retry",
     ),
 )
 

@@ -26,7 +26,7 @@ from minigen_course.lab.cost_model import Card
 from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
 
 MEMORY_BLOCKS = Knobs().num_blocks  # as many as the card holds beside weights and working memory
-NEAR = 0.8  # of the best goodput that one knob is known to reach
+NEAR = 0.8  # of the goodput that the course's own knob reaches
 GOALS = {
     1: 1.59,
     2: 4.01,
@@ -457,10 +457,10 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "only lets all requests wait. So some must be lost: refusing them serves the others well, "
         "and a refused client knows at once. Why a queue of 2? A request that is admitted has "
         "at most one other before it. It waits for that one, for the prompt that is being "
-        "computed, and for its own: 3 prompts of about 0.09 s (600 / 8,062 = 0.074 s of "
-        "arithmetic, and more with the overhead, attention and the answers' tokens) are 0.27 s. "
-        "With a queue of 4 they are 5 prompts, or 0.45 s, and more if the prompts are long. With a "
-        "queue of 8 they are 9 prompts, or 0.81 s, which is too long. With "
+        "computed, and for its own: 3 prompts of about 0.085 s (600 / 8,062 = 0.074 s of "
+        "arithmetic, and more with the overhead, attention and the answers' tokens) are 0.26 s. "
+        "With a queue of 4 they are 5 prompts, or 0.43 s, and more if the prompts are long. With a "
+        "queue of 8 they are 9 prompts, or 0.77 s, which is too long. With "
         f"queues of 2, 4 and 8, {kept[0]}, {kept[1]} and {kept[2]} keep both.",
         moved="No, and it will not until there is a second machine, because no setting makes this "
         "one larger.",
