@@ -8,7 +8,7 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -297,6 +297,10 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
     barrier(pool, num_tasks)
 
 
+# All layers share it, because one product runs at a time in a process (`Team.run`).
+_shared_scratch = cache(product_scratch)
+
+
 @dataclass(frozen=True)
 class PanelLinear:
     """y = x W^T + b with packed W; x is rounded to the input type that the weights need."""
@@ -316,7 +320,7 @@ class PanelLinear:
         inputs = (rounded if in_bfloat16 else quantized)(*x.shape)
         out = np.empty(num_tokens * width, np.float32)
         sizes = (num_tokens, groups, out, width)
-        scratch = product_scratch(in_bfloat16, groups, self.num_threads)
+        scratch = _shared_scratch(in_bfloat16, groups, self.num_threads)
         team_of(self.num_threads).run(
             2, _prepare_and_multiply, self.weights, flat, inputs, *sizes, scratch
         )
