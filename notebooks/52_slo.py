@@ -278,9 +278,10 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # depend on each other. A first guess of 20 gives 0.0565 s and so 4 × 5.65 = 22.6 requests in the table below;
 # with 23 both stay.) It reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s. A
 # token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is 1.2
-# GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
-# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
-# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average: 4 × 0.057 = 0.23 of
+# the steps have a prompt, only those of more than about 400 tokens take longer than the reading (two of five),
+# and these by 100 tokens on average, which is 0.012 s; 0.23 × 0.4 × 0.012 = 0.001. That is 0.057 s in all. Each
+# token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
 #
 # The model is simplified in two ways, and both make a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
@@ -400,9 +401,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # people's sixty requests, ten were slow. The p95 shows it too. The p99 of so few requests depends on the
 # rule. numpy, and so minigen's reports, draw a line between two neighbouring requests: in the closed loop
 # between a quick request and the slow one, so 0.92 s is a latency that no request had, and in the open loop
-# between two slow ones. By *nearest rank*, which the exercise below uses, the
-# p99 is a request that occurred, here the slowest of each run. The open loop also counts from the
-# *intended* time. A generator that is itself late would otherwise leave its own delay out.
+# between two slow ones. By *nearest rank*, which the exercise below uses, the p99 is the smallest latency
+# that at least 99 of 100 requests did not exceed. So it is one that occurred, here the slowest of each run. The
+# open loop also counts from the *intended* time. A generator that is itself late would otherwise leave its own delay out.
 #
 # ## Goodput
 #
@@ -411,7 +412,7 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
-# second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
+# second, kept up with or not) per GPU at which 90 % keep them.) Here it is, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -501,8 +502,8 @@ print(
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
-# free. A short test divides them by few seconds, and a long one by many. So beyond saturation **the
-# goodput of a whole load says more about the length of the test than about the machine**, and it goes to
+# free, or nearly so. A short test divides them by few seconds, and a long one by many. So beyond saturation
+# **the goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
 # (Each point of the curves at the right, and each line for 175, 350 and 700 requests, counts only the first
@@ -521,6 +522,8 @@ print(
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
+# (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
+# long as 6 more.)
 # With 46 or more running, every step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
@@ -576,7 +579,11 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # - a **gauge** is a value of now, such as the requests that wait;
 # - a **counter** only grows (until a restart), such as the tokens generated, so look at its growth per second,
 #   `rate(...)`;
-# - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
+# - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on. Its three
+#   names on the page end in `_bucket` (such a count), `_sum` (all values added) and `_count` (how many values).
+#
+# In braces behind a name are its **labels**, which tell counts of the same name apart, such as the reason why a
+# request ended (`finished_reason="abort"`) or a bucket's bound.
 #
 # Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
