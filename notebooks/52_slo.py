@@ -32,7 +32,7 @@
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
-# about two hours to read and try, about 100 for the
+# about 120 minutes to read and try, about 100 for the
 # [exercises](../exercises/52_slo.ipynb). The chapter has two halves: measuring (to
 # Figure 52.5), and diagnosing (from "Diagnosis as a method" on). Each is enough for one sitting.
 #
