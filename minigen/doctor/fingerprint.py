@@ -83,7 +83,7 @@ def kernel_instructions() -> str | None:
     """Return the instructions by which kernels multiply many tokens; None without Numba."""
     if find_spec("numba") is None:
         return None
-    from minigen.kernels.cpu.microkernels import instructions
+    from minigen.kernels.cpu.dots import instructions
 
     return instructions()
 

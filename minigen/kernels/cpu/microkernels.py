@@ -6,58 +6,33 @@ blocking). A vector of weights is loaded once and multiplied with every token's 
 product of many rows is cheaper than many products of one row. Each token's sum is computed in the
 same order whatever the other tokens are, so batching does not change a single bit of it.
 
-Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX512-BW) and
-`vdpbf16ps` (AVX512-BF16). A processor without them computes the same sums with simpler
-instructions.
+`dots` has the dot products of single lanes, by the instructions that the processor has.
 """
 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.dots import bfloat_dot, byte_dot, pair_product
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
     FLOATS,
-    NUM_LANES,
     WORD_LANES,
-    WORDS,
-    BFloat,
     OutsideKernelError,
     broadcast,
-    call,
-    high_nibbles,
     load,
     load_float16,
-    low_nibbles,
     multiply_add,
     prefetch,
     same,
     store,
-    target_features,
 )
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
-
-_FEATURES = target_features().split(",")
-HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
-HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
-HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
-
-
-def instructions() -> str:
-    """Return the name of the instructions by which many tokens are multiplied in this process."""
-    if USE_TILES:
-        return "AMX tiles"
-    if HAS_BYTE_DOTS:
-        return "AVX-512 VNNI"
-    known = {"+avx512f": "AVX-512", "+avx2": "AVX2", "+neon": "NEON"}
-    return next((name for each, name in known.items() if each in _FEATURES), "plain vectors")
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -114,20 +89,10 @@ def pair_products(
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [_pair_product(builder, args[1], number) for number in numbers]
+        rows = [pair_product(builder, args[1], number) for number in numbers]
         return _tile(context, builder, tile, rows)
 
     return tile(tokens, pairs, array, types.intp, types.intp), codegen
-
-
-def _pair_product(builder: Any, a: Any, b: Any) -> Any:
-    if HAS_PAIR_PRODUCTS:
-        halves = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
-        a, b = builder.bitcast(a, halves), builder.bitcast(b, halves)
-        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, [a, b])
-    low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
-    high = [builder.ashr(each, same(16)) for each in (a, b)]
-    return builder.add(builder.mul(*low), builder.mul(*high))
 
 
 @intrinsic
@@ -143,7 +108,7 @@ def add_byte_dots(
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _byte_dot(builder, row, args[1], number)
+            byte_dot(builder, row, args[1], number)
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
@@ -151,14 +116,30 @@ def add_byte_dots(
     return tile(tile, codes, array, types.intp, types.intp), codegen
 
 
-def _byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    if HAS_BYTE_DOTS:
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, [total, unsigned, signed])
-    for byte in range(4):
-        code = builder.and_(builder.lshr(unsigned, same(8 * byte)), same(0xFF))
-        number = builder.ashr(builder.shl(signed, same(24 - 8 * byte)), same(24))
-        total = builder.add(total, builder.mul(code, number))
-    return total
+@intrinsic
+def add_nibble_dots(
+    typingctx: Any, tile: Any, codes: Any, array: Any, low: Any, high: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of eight codes of four bits and signed bytes.
+
+    The codes come from the lane of `codes`. The bytes of the lower codes come from the int32
+    `array[low + t * stride]`, and those of the upper ones from `array[high + t * stride]`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = _rows(builder, args[0], tile)
+        upper = builder.lshr(args[1], same(4))
+        for nibbles, first in ((args[1], args[3]), (upper, args[4])):
+            four_bit = builder.and_(nibbles, same(0x0F0F0F0F))
+            place = [args[0], args[1], args[2], first, args[5]]
+            numbers = _numbers(context, builder, sig, place, 2, tile.count)
+            rows = [
+                byte_dot(builder, row, four_bit, number, most=15)
+                for row, number in zip(rows, numbers, strict=True)
+            ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, codes, array, types.intp, types.intp, types.intp), codegen
 
 
 @intrinsic
@@ -173,26 +154,12 @@ def add_bfloat_dots(
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _bfloat_dot(builder, row, args[1], number)
+            bfloat_dot(builder, row, args[1], number)
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
 
     return tile(tile, pairs, array, types.intp, types.intp), codegen
-
-
-def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    if HAS_BFLOAT_DOTS:
-        pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
-        a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
-        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-    for halves in (  # upper halves first, as the instruction does: bit-equal
-        [builder.and_(each, same(-65536)) for each in (a, b)],
-        [builder.shl(each, same(16)) for each in (a, b)],
-    ):
-        first, second = (builder.bitcast(each, FLOATS) for each in halves)
-        total = multiply_add(builder, first, second, total)
-    return total
 
 
 @intrinsic
@@ -301,9 +268,7 @@ def _pair_of_codes4(words, at):
     """Return a group's pair for each lane: the sum of its 32 codes, and 0."""
     pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
     for word in range(4):
-        both = load(words, at * 80 + word * 16)
-        pair = add_byte_dots(pair, low_nibbles(both), _ONES, 0, 0)
-        pair = add_byte_dots(pair, high_nibbles(both), _ONES, 0, 0)
+        pair = add_nibble_dots(pair, load(words, at * 80 + word * 16), _ONES, 0, 0, 0)
     return pair[0]
 
 
@@ -405,8 +370,7 @@ def _product_of_codes4(pair_of):
             for word in range(4):
                 both = load(words, at * 80 + word * 16)
                 low, high = own * 8 + word, own * 8 + 4 + word
-                dots = add_byte_dots(dots, low_nibbles(both), inputs.words, low, groups * 8)
-                dots = add_byte_dots(dots, high_nibbles(both), inputs.words, high, groups * 8)
+                dots = add_nibble_dots(dots, both, inputs.words, low, high, groups * 8)
             scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
             minimum = load_float16(words, at * 80 + 72)
