@@ -318,12 +318,14 @@ def test_processors_are_described_by_their_features() -> None:
     apple = processor_parts(["+neon", "+dotprod", "+bf16"], "arm64")
     assert apple["SIMD register"] == "128 bits, 4 lanes of float32"
     assert apple["FMA"] == apple["bfloat16 dot product"] == "yes"
-    assert apple["byte dot product"].startswith("sdot")
+    assert apple["byte dot product"] == "sdot"
     plain = processor_parts(["+sse2"], "x86_64")
-    assert list(plain.values()) == ["128 bits, 4 lanes of float32", "no", "none", "no"]
+    assert list(plain.values()) == ["128 bits, 4 lanes of float32", "no", "none", "no", "no"]
     middle = processor_parts(["+avx", "+avx2", "+fma", "+avxvnni"], "AMD64")
     assert middle["SIMD register"].startswith("256 bits, 8 lanes")
-    assert middle["byte dot product"].startswith("vpdpbusd (AVX-VNNI)")
+    assert middle["byte dot product"] == "vpdpbusd (AVX-VNNI)"
+    assert middle["AMX tiles"] == "no"
+    assert processor_parts(["+amx-tile", "+amx-bf16"], "x86_64")["AMX tiles"] == "yes"
     wide = processor_parts(["+avx512f", "+avx2", "+fma", "+avx512vnni", "+avx512bf16"], "x86_64")
     assert wide["SIMD register"].startswith("512 bits, 16 lanes")
     assert wide["byte dot product"] == "vpdpbusd (AVX512-VNNI)"

@@ -337,8 +337,8 @@ def processor_parts(features: Collection[str], machine: str) -> dict[str, str]:
     bits = next((each for name, each in widths.items() if name in features), 128)
     dots = {
         "+avx512vnni": "vpdpbusd (AVX512-VNNI)",
-        "+avxvnni": "vpdpbusd (AVX-VNNI), which minigen does not use",
-        "+dotprod": "sdot, which minigen does not use",
+        "+avxvnni": "vpdpbusd (AVX-VNNI)",
+        "+dotprod": "sdot",
     }
     byte_dots = next((each for name, each in dots.items() if name in features), "none")
     return {
@@ -346,6 +346,7 @@ def processor_parts(features: Collection[str], machine: str) -> dict[str, str]:
         "FMA": "yes" if arm or "+fma" in features else "no",
         "byte dot product": byte_dots,
         "bfloat16 dot product": "yes" if {"+avx512bf16", "+bf16"} & set(features) else "no",
+        "AMX tiles": "yes" if "+amx-bf16" in features else "no",
     }
 
 

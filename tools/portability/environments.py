@@ -79,10 +79,12 @@ def _instructions(torch: str, onednn: str, numba: str, features: str = "") -> di
 
 
 AVX2 = "+avx2,+fma,+f16c"
+AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 AVX2_ALONE = _instructions("avx2", "AVX2", "haswell", AVX2)
-AVX512_ALONE = _instructions(
-    *("avx512", "AVX512_CORE", "skylake-avx512"),
-    f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+WITH_VNNI = _instructions("avx2", "AVX2_VNNI", "haswell", f"{AVX2},+avxvnni")
+AVX512_ALONE = _instructions("avx512", "AVX512_CORE", "skylake-avx512", AVX512)
+WITH_VNNI_512 = _instructions(
+    *("avx512", "AVX512_CORE_BF16", "cooperlake"), f"{AVX512},+avx512vnni,+avx512bf16"
 )
 
 
