@@ -25,7 +25,7 @@ from minigen.kernels.cpu.microkernels import (
     FOUR,
     add_bfloat_dots,
     add_byte_dots,
-    add_nibble_dots,
+    add_code_dots,
     pair_products,
     product_tile,
     spread_numbers,
@@ -33,7 +33,7 @@ from minigen.kernels.cpu.microkernels import (
     zeros,
 )
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8
-from minigen.kernels.cpu.simd import WORDS, load
+from minigen.kernels.cpu.simd import WORDS, load, same
 from tools.chapters import ROOT
 
 HERE = {each[1:] for each in str(get_host_cpu_features()).split(",") if each.startswith("+")}
@@ -53,9 +53,9 @@ def _byte_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
     store_tile(out, 0, 16, add_byte_dots(tile, load(codes, 0), numbers, 0, 1))
 
 
-def _nibble_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
-    tile = spread_numbers(EIGHT, numbers, 0, 0)
-    store_tile(out, 0, 16, add_nibble_dots(tile, load(codes, 0), numbers, 0, 1, 2))
+def _code_dots(words, numbers, out):  # type: ignore[no-untyped-def]
+    tile = spread_numbers(FOUR, numbers, 0, 0)
+    store_tile(out, 0, 16, add_code_dots(tile, words, 0, numbers, 0, 8))
 
 
 def _pair_products(pairs, numbers, out):  # type: ignore[no-untyped-def]
@@ -86,15 +86,15 @@ def test_dot_products_of_four_bit_codes_are_exact(
 ) -> None:
     monkeypatch.setattr(dots, "WAY", way)
     rng = np.random.default_rng(1)
-    codes = rng.integers(0, 256, (16, 4), np.uint8)
-    numbers = rng.integers(-128, 128, (16, 2, 4), np.int8)  # for the lower and the upper codes
-    codes[0], numbers[0] = 255, -128
-    first = int(numbers.view(np.int32)[0, 0, 0])
-    found = np.zeros((8, 16), np.int32)
-    njit(_nibble_dots)(codes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
-    lower, upper = (each.astype(np.int64) for each in (codes & 15, codes >> 4))
-    low, high = (numbers[:8, each].astype(np.int64) for each in (0, 1))
-    expected = low @ lower.T + high @ upper.T + first
+    words = rng.integers(0, 256, (4, 16, 4), np.uint8)  # two codes a byte, four words a lane
+    numbers = rng.integers(-128, 128, (4, 2, 4, 4), np.int8)  # tokens, halves, words, bytes
+    words[:, 0], words[:, 1] = 255, 0
+    numbers[0], numbers[1] = -128, 127  # the largest sums
+    first = int(numbers.view(np.int32).ravel()[0])
+    found = np.zeros((4, 16), np.int32)
+    njit(_code_dots)(words.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
+    codes = np.stack([words & 15, words >> 4]).astype(np.int64)
+    expected = np.einsum("thwb,hwlb->tl", numbers.astype(np.int64), codes) + first
     assert np.array_equal(found, expected.astype(np.int32))
 
 
@@ -159,34 +159,39 @@ def machine_code(text: str, triple: str, features: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "small", "expected"),
+    ("name", "as_codes", "expected"),
     [
         ("AVX-512 VNNI", False, {"vpdpbusd": 1}),
         ("AVX-VNNI", False, {"vpdpbusd": 2}),
         ("AVX2", False, {"vpmaddwd": 4, "vpaddd": 4}),
-        ("AVX2", True, {"vpmaddubsw": 2, "vpmaddwd": 2, "vpaddd": 2}),
+        ("AVX2", True, {"vpmaddubsw": 4, "vpaddw": 2, "vpmaddwd": 2, "vpaddd": 2}),
         ("NEON i8mm", False, {"usdot": 4}),
-        ("NEON i8mm", True, {"sdot": 4}),
+        ("NEON i8mm", True, {"sdot": 8}),
         ("NEON dotprod", False, {"sdot": 8}),
-        ("NEON dotprod", True, {"sdot": 4}),
+        ("NEON dotprod", True, {"sdot": 8}),
     ],
 )
-def test_sixty_four_products_take_these_instructions(
-    name: str, small: bool, expected: dict[str, int]
+def test_a_vector_of_products_takes_these_instructions(
+    name: str, as_codes: bool, expected: dict[str, int]
 ) -> None:
+    """As codes they are two vectors."""
     (way,) = (each for each in BYTE_DOTS if each.name == name)
     module = ir.Module()
     kind = ir.FunctionType(ir.VoidType(), [WORDS.as_pointer()] * 3)
     function = ir.Function(module, kind, "dots")
     builder = ir.IRBuilder(function.append_basic_block())
     total, unsigned, signed = (builder.load(each) for each in function.args)
-    emit = way.emit_small if small else way.emit
-    builder.store(emit(builder, total, unsigned, signed), function.args[0])
+    if as_codes:
+        other = builder.lshr(unsigned, same(4))
+        found = way.emit_codes(builder, total, [unsigned, other], [signed, total])
+    else:
+        found = way.emit(builder, total, unsigned, signed)
+    builder.store(found, function.args[0])
     builder.ret_void()
     triple = ARM if "NEON" in name else "x86_64-linux-gnu"
     needed = {*way.needs, "avx512f"} if "512" in name else {*way.needs}
-    found = machine_code(str(module), triple, ",".join(f"+{each}" for each in needed))
-    assert {each: found[each] for each in expected} == expected
+    counts = machine_code(str(module), triple, ",".join(f"+{each}" for each in needed))
+    assert {each: counts[each] for each in expected} == expected
 
 
 def _product(weights, inputs, pairs, out):  # type: ignore[no-untyped-def]
@@ -225,10 +230,10 @@ def arm_products(form: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("form", "name", "expected"),
     [
-        # four tokens x four parts of a register x lower and upper codes of a word
-        ("int4", "NEON i8mm", "32 sdot, 0 usdot"),
-        ("int4", "NEON dotprod", "32 sdot, 0 usdot"),
-        # the same for a word of four codes; without i8mm, a sum of the inputs for each token, too
+        # four tokens x four parts of a register x lower and upper codes of four words
+        ("int4", "NEON i8mm", "128 sdot, 0 usdot"),
+        ("int4", "NEON dotprod", "128 sdot, 0 usdot"),
+        # the same for one word of codes; without i8mm, a sum of the inputs for each token, too
         ("int8", "NEON i8mm", "0 sdot, 16 usdot"),
         ("int8", "NEON dotprod", "20 sdot, 0 usdot"),
     ],

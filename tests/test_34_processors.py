@@ -20,7 +20,7 @@ from minigen.kernels.cpu.microkernels import (
     ONE,
     add_bfloat_dots,
     add_byte_dots,
-    add_nibble_dots,
+    add_code_dots,
     pair_products,
     spread_numbers,
     store_tile,
@@ -58,7 +58,7 @@ def _whole_dots(words, others, out):  # type: ignore[no-untyped-def]
         tile = spread_numbers(ONE, others, 0, 0)
         for other in range(len(others)):
             tile = add_byte_dots(tile, load(words, index), others, other, 0)
-            tile = add_nibble_dots(tile, load(words, index), others, other, 0, 0)
+        tile = add_code_dots(tile, words, index % 512, others, 0, 0)
         store_tile(out, index, 0, tile)
         store_tile(out, len(words) + index, 0, pair_products(ONE, load(words, index), others, 1, 0))
 

@@ -5,8 +5,8 @@ wants them. Every way gives the same bits: whole numbers have exact sums, and pa
 added in the order of `vdpbf16ps`.
 
 `BYTE_DOTS` lists the ways, the fastest first; `fastest` chooses the one for a set of instructions.
-Codes of four bits allow shorter ways than all 256 values of a byte: two products of them fit into
-16 bits, and they are the same as signed and as unsigned numbers.
+Codes of four bits allow shorter ways than all 256 values of a byte: sixteen products of them add up
+to no more than 16 bits, and they are the same as signed and as unsigned numbers.
 
 Sources: Intel's Intrinsics Guide for `vpdpbusd`, `vpmaddubsw`, `vpmaddwd` and `vdpbf16ps`; Arm's
 Architecture Reference Manual for SDOT and USDOT.
@@ -32,21 +32,21 @@ from minigen.kernels.cpu.simd import (
 
 BYTES = ir.VectorType(ir.IntType(8), 4 * NUM_LANES)
 HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
-MOST_SMALL = 127  # of unsigned bytes whose pairs of products fit into 16 bits
+FEW = 8  # vectors of codes up to 15: 8 x 2 x 15 x 128 is less than 2^15
 Emit = Callable[..., Any]
 
 
 class ByteDots(NamedTuple):
     """A way to add dot products of bytes: its name, the instructions it needs, what it emits.
 
-    `emit(builder, total, unsigned, signed)` takes any unsigned bytes, `emit_small` only those up
-    to `MOST_SMALL`.
+    `emit(builder, total, unsigned, signed)` takes any unsigned bytes. `emit_codes(builder, total,
+    codes, signed)` takes lists of at most `FEW` vectors, whose unsigned bytes are at most 15.
     """
 
     name: str
     needs: frozenset[str]
     emit: Emit
-    emit_small: Emit
+    emit_codes: Emit
 
 
 def in_parts(builder: Any, width: int, operate: Emit, *vectors: Any) -> Any:
@@ -102,16 +102,32 @@ def _avx2(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return builder.add(total, builder.add(*products))
 
 
-def _avx2_small(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+    """Add up in 16 bits first: `vpmaddubsw` two products, and `vpaddw` those of all vectors."""
+    halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 32 // n) for n in (2, 1))
+
     def sums_of_two(*parts: Any) -> Any:
-        in_bytes = ir.VectorType(ir.IntType(8), 32)
-        halves = ir.VectorType(ir.IntType(16), 16)
         args = [builder.bitcast(each, in_bytes) for each in parts]
         found = call(builder, "llvm.x86.avx2.pmadd.ub.sw", halves, args)
         return builder.bitcast(found, parts[0].type)
 
-    twos = in_parts(builder, 8, sums_of_two, unsigned, signed)
-    return builder.add(total, _pair_products256(builder, twos, same(0x00010001)))
+    sums = None
+    for each in zip(codes, signed, strict=True):
+        twos = builder.bitcast(in_parts(builder, 8, sums_of_two, *each), HALVES)
+        sums = twos if sums is None else builder.add(sums, twos)
+    fours = _pair_products256(builder, builder.bitcast(sums, WORDS), same(0x00010001))
+    return builder.add(total, fours)
+
+
+def _in_turn(emit: Emit) -> Emit:
+    """Return what emits a list of dot products, one after the other."""
+
+    def in_turn(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+        for each in zip(codes, signed, strict=True):
+            total = emit(builder, total, *each)
+        return total
+
+    return in_turn
 
 
 def _neon(name: str) -> Emit:
@@ -147,16 +163,16 @@ def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-def _way(name: str, needs: str, emit: Emit, emit_small: Emit | None = None) -> ByteDots:
-    return ByteDots(name, frozenset(needs.split()), emit, emit_small or emit)
+def _way(name: str, needs: str, emit: Emit, emit_codes: Emit | None = None) -> ByteDots:
+    return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit))
 
 
 BYTE_DOTS = (
     _way("AVX-512 VNNI", "avx512vnni", _vnni512),
     _way("AVX-VNNI", "avxvnni", _vnni256),
-    _way("AVX2", "avx2", _avx2, _avx2_small),
-    _way("NEON i8mm", "neon dotprod i8mm", _usdot, _sdot),
-    _way("NEON dotprod", "neon dotprod", _dotprod, _sdot),
+    _way("AVX2", "avx2", _avx2, _avx2_codes),
+    _way("NEON i8mm", "neon dotprod i8mm", _usdot, _in_turn(_sdot)),
+    _way("NEON dotprod", "neon dotprod", _dotprod, _in_turn(_sdot)),
     _way("plain vectors", "", _plain),
 )
 
@@ -178,10 +194,14 @@ def instructions() -> str:
     return "AMX tiles" if USE_TILES else WAY.name
 
 
-def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any, most: int = 255) -> Any:
-    """Emit `total` + the dot products of unsigned bytes, of at most `most`, with signed bytes."""
-    emit = WAY.emit_small if most <= MOST_SMALL else WAY.emit
-    return emit(builder, total, unsigned, signed)
+def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Emit `total` + the dot products of unsigned bytes with signed bytes."""
+    return WAY.emit(builder, total, unsigned, signed)
+
+
+def code_dots(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+    """Emit `total` + the dot products of at most `FEW` vectors of codes up to 15 with bytes."""
+    return WAY.emit_codes(builder, total, codes, signed)
 
 
 def pair_product(builder: Any, a: Any, b: Any) -> Any:

@@ -15,12 +15,13 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from minigen.kernels.cpu.dots import bfloat_dot, byte_dot, pair_product
+from minigen.kernels.cpu.dots import bfloat_dot, byte_dot, code_dots, pair_product
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
     FLOATS,
     WORD_LANES,
+    WORDS,
     OutsideKernelError,
     broadcast,
     load,
@@ -117,29 +118,43 @@ def add_byte_dots(
 
 
 @intrinsic
-def add_nibble_dots(
-    typingctx: Any, tile: Any, codes: Any, array: Any, low: Any, high: Any, stride: Any
+def add_code_dots(
+    typingctx: Any, tile: Any, words: Any, at: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t, lane by lane, the dot product of eight codes of four bits and signed bytes.
+    """Add to row t, lane by lane, the dot product of a group's 32 four-bit codes with its bytes.
 
-    The codes come from the lane of `codes`. The bytes of the lower codes come from the int32
-    `array[low + t * stride]`, and those of the upper ones from `array[high + t * stride]`.
+    The codes lie in four vectors of `words` from `at` on. The signed bytes of row t are eight
+    int32 from `array[index + t * stride]` on: first those of the lower codes, then of the upper.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        rows = _rows(builder, args[0], tile)
-        upper = builder.lshr(args[1], same(4))
-        for nibbles, first in ((args[1], args[3]), (upper, args[4])):
-            four_bit = builder.and_(nibbles, same(0x0F0F0F0F))
-            place = [args[0], args[1], args[2], first, args[5]]
-            numbers = _numbers(context, builder, sig, place, 2, tile.count)
-            rows = [
-                byte_dot(builder, row, four_bit, number, most=15)
-                for row, number in zip(rows, numbers, strict=True)
-            ]
+        both = [_vector(context, builder, sig, args, 16 * word) for word in range(4)]
+        upper = [builder.lshr(each, same(4)) for each in both]
+        codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+        order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
+        numbers = [
+            list(_numbers(context, builder, sig, [*args[:4], first, args[5]], 3, tile.count))
+            for first in (builder.add(args[4], args[4].type(word)) for word in range(8))
+        ]
+        rows = [
+            code_dots(
+                builder,
+                row,
+                [codes[each] for each in order],
+                [numbers[each][which] for each in order],
+            )
+            for which, row in enumerate(_rows(builder, args[0], tile))
+        ]
         return _tile(context, builder, tile, rows)
 
-    return tile(tile, codes, array, types.intp, types.intp, types.intp), codegen
+    return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
+
+
+def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any:
+    """Load sixteen words of `args[1]`, from `beyond` after index `args[2]` on."""
+    data = context.make_array(sig.args[1])(context, builder, args[1]).data
+    pointer = builder.gep(data, [builder.add(args[2], args[2].type(beyond))])
+    return builder.load(builder.bitcast(pointer, WORDS.as_pointer()), align=4)
 
 
 @intrinsic
@@ -259,7 +274,7 @@ def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -
 # The last two terms are one dot product of two pairs: (zero, sum of byte + zero) of the inputs and
 # (sum of codes, -offset) of the weights. In the weights' pair the sum is the lower 16 bits and
 # -offset the upper 16, so summing up the codes starts from a word that holds -offset already.
-_ONES = np.full(1, 0x01010101, np.int32)
+_ONES = np.full(8, 0x01010101, np.int32)
 _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32)
 
 
@@ -267,9 +282,7 @@ _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32
 def _pair_of_codes4(words, at):
     """Return a group's pair for each lane: the sum of its 32 codes, and 0."""
     pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
-    for word in range(4):
-        pair = add_nibble_dots(pair, load(words, at * 80 + word * 16), _ONES, 0, 0, 0)
-    return pair[0]
+    return add_code_dots(pair, words, at * 80, _ONES, 0, 0)[0]
 
 
 @njit(inline="always")
@@ -367,10 +380,7 @@ def _product_of_codes4(pair_of):
             own = first * groups + group
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
-            for word in range(4):
-                both = load(words, at * 80 + word * 16)
-                low, high = own * 8 + word, own * 8 + 4 + word
-                dots = add_nibble_dots(dots, both, inputs.words, low, high, groups * 8)
+            dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
             scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
             minimum = load_float16(words, at * 80 + 72)
