@@ -195,7 +195,7 @@ guess_share.compare(
 # - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies
 #   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
 #   of this kind is `sdot`. Newer processors have one for two pairs of bfloat16 numbers, too: minigen's
-#   bfloat16 form uses Intel's and AMD's.
+#   bfloat16 form uses Intel's and AMD's, where there is no AMX (see below).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -205,11 +205,12 @@ guess_share.compare(
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
 # | Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
-# (The names in brackets are those of sets of vector instructions. AMX has registers with two dimensions,
-# 16 rows of 64 bytes, and one instruction that multiplies two of these tiles.) The package's kernels, and ours below,
-# are always written for sixteen lanes. Where a register is
+# (The names in brackets are those of sets of instructions. AMX has registers with two dimensions, **AMX tiles**
+# of 16 rows of 64 bytes, and one instruction that multiplies two of them and adds the result to a third.) The
+# package's vector kernels, and ours below, are always written for sixteen lanes. Where a register is
 # shorter, the compiler takes two or four registers for them. The results are the same; how many
-# instructions they need differs.
+# instructions they need differs. (With AMX, the package also has kernels for tiles. Their sums of bfloat16
+# numbers have another order, so the last digits differ.)
 
 
 # %%
@@ -998,8 +999,8 @@ print(lesson.table_of_roofs())
 # arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays below its
 # limit, so there another token costs more than the roof says. Near the ridge, reading and computing
 # overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
-# integer dots; eight tokens can be more than there are registers. (With codes, the package stops at
-# four.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
+# integer dots; eight tokens can be more than there are registers. (By vector instructions, the package stops
+# at four in int8 and int4.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
 # are counted once, as bytes that are written. Many processors read a line from memory before they write
 # to it; then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
@@ -1135,8 +1136,8 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end. With
-# `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
+# In each of the three, a lane sums its own result from beginning to end (with AMX, a tile does that for
+# sixteen rows of keys and values). With `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
@@ -1189,7 +1190,8 @@ explore(
 # Threads are woken at most once per step. Between phases they only read a counter until it says
 # that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier counts
 # finished tasks, not threads: it opens when all tasks of the phase are done, even if a thread has not
-# come. The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
+# come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba would otherwise count the
+# uses of each array, with an instruction for which threads wait for each other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
 # for the next product (`prepare`), product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
@@ -1462,12 +1464,14 @@ for form, reference in references.items():
 # ## Your panels in the engine
 #
 # One line puts your `by_panels` into the running engine: it lays out all weights when the model is
-# loaded. As long as yours has not passed, the package's own runs, and the line below says so.
+# loaded. As long as yours has not passed, the package's own runs, and the line below says so. (Then the model
+# goes on with an alphabet. It is sure of each letter, so the text is the same on every processor, although the
+# last bits of sums are not.)
 
 # %%
 with using(34, by_panels=pack):
     laid_out = load_model(weights="int4")
-print(laid_out.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
+print(laid_out.generate("a b c d e f g", SamplingParams(temperature=0, max_tokens=17)).text)
 
 # %% [markdown]
 # ## Claims
@@ -1613,9 +1617,10 @@ verdicts(
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Intel's servers with AMX, see
 #   below](https://docs.sglang.io/platforms/cpu_server.html).
-# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, compute a small matrix of products in
-#   one instruction, AMX from two small matrices, SME from two vectors. They raise the flat part of the roofline,
-#   so prompts and batches are faster. The slope stays, and with it the bound of one token at a time.
+# - Intel's AMX, which minigen uses, too, and SME on newer ARM processors such as Apple's M4, which it does not
+#   use, compute a small matrix of products in one instruction, AMX from two small matrices, SME from two vectors.
+#   They raise the flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
+#   bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
 #   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
 #   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up
