@@ -990,7 +990,7 @@ picture(
 for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
-print("\nother processors, two cores each, billions per second:")
+print("\nan Intel Xeon, by the instructions that it may use; 10^9 per second:")
 print(lesson.table_of_roofs())
 
 # %% [markdown]
@@ -1007,22 +1007,32 @@ print(lesson.table_of_roofs())
 #
 # ### The roofs of other processors
 #
-# Slope and flat part belong to the machine. The table below the figure has those of three kinds of
-# processor, measured with the package's own kernels and 256 tokens at once
-# ([the benchmark](../benchmarks/34_roofs.py), which adds yours). The first row is the machine of the third
-# one, which was told to use AVX2 and nothing newer, and no VNNI.
+# The slope and the flat part are what the package's kernels reach on a machine. The table below the figure is
+# about one processor, an Intel Xeon (two hardware threads of a rented server), which was told four times which
+# instructions it may use. So its rows are the last three of the table in *What a processor has*, with AVX2
+# twice. [A benchmark](../benchmarks/34_roofs.py) measured them, and prints the same for your machine: the bytes
+# per second of a sum over 256 MB, as in the first cell, and the operations per second of the package's products
+# of 256 tokens with weights that a cache holds. (Figure 34.7 takes the fastest run of a simpler product. So
+# compare the rows of the table only with each other.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
-# weight, which has 8.5 bits, so $m$ tokens give $2m / (8.5/8) = 1.88\,m$ operations per byte. By hand, for the
-# EPYC: its ridge is at $290 / 27.9 = 10.4$ operations per byte, and $10.4 / 1.88 = 5.5$ tokens.
+# weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte. By hand, for the
+# first row: its ridge is at $166 / 32.9 = 5.1$ operations per byte, and $5.1 / 1.88 = 2.7$ tokens.
 #
-# - Memory is nearly the same in all three rows. So with one token at a time, the second and third
-#   processor have the same limit, and the first one is near it, too: its ridge is at 1.4 tokens. What a
-#   wider register or a tile raises is the flat part. That makes prompts and batches faster.
-# - With AMX, bfloat16 has the higher peak, although its numbers are twice as wide: the sum over a whole
-#   row stays in the tile. In int8 each 32 columns have scales of their own, so their sums leave the tile
-#   and are scaled by vector instructions, 18 times for a row of 576. That takes longer than the
-#   tile's product.
+# - Memory is the same in all rows. (The differences are chance, since others use the server, too.) Every ridge is
+#   right of one token, so by the roofline one token waits for memory in all four, and better instructions do
+#   not help it.
+# - They raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the operations
+#   on registers of the same width, AVX-512 a third more, and AMX a tenth more than that. In bfloat16
+#   nearly all of the gain is AMX's.
+# - That is because minigen uses the same AMX instruction in all three forms, the one for bfloat16: whole numbers
+#   of eight bits are exact in bfloat16. With weights in bfloat16 a sum stays in its AMX tile for 512 columns or
+#   more. In int8 it leaves after each 32, to be multiplied by their scales with vector instructions, 18 times in
+#   a row of 576. This takes about as long as the product itself. (An AMX tile is a register, and not a
+#   tile of the last section.)
+# - With AMX the ridge is only a calculation. An AMX tile always computes sixteen tokens, from codes that were
+#   unpacked before, so minigen uses them for int8 from 48 tokens on, and for fewer tokens the instructions of
+#   the row above.
 #
 # ## What bytes as inputs cost
 #

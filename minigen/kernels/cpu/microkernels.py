@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from minigen.kernels.cpu.dots import bfloat_dot, byte_dot, code_dots, pair_product
+from minigen.kernels.cpu.dots import FEATURES, bfloat_dot, byte_dot, code_dots, pair_product
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
@@ -432,10 +432,12 @@ def widest_tile(weights: Any) -> Any:
 
 @overload(widest_tile)
 def _widest_tile(weights):
-    """Choose eight tokens for bfloat16 and four for codes.
+    """Choose eight tokens for bfloat16 with the 32 wide registers of AVX-512, and otherwise four.
 
     Codes need two vectors per token, the integer dots and the total. Eight tokens would be a fifth
-    slower, because LLVM then runs out of registers.
+    slower, because LLVM then runs out of registers. With AVX2 sixteen lanes take two of sixteen
+    registers, so eight tokens of bfloat16 would take twice as long as twice four.
     """
-    widest = EIGHT if weights.instance_class is Pairs else FOUR
+    wide = weights.instance_class is Pairs and "avx512f" in FEATURES
+    widest = EIGHT if wide else FOUR
     return lambda weights: widest
