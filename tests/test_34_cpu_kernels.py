@@ -30,7 +30,7 @@ from minigen.kernels.cpu.elementwise import (
     rounded,
     silu,
 )
-from minigen.kernels.cpu.kv_layout import CHUNK
+from minigen.kernels.cpu.kv.layout import CHUNK
 from minigen.kernels.cpu.linear import PanelLinear, panel_linear
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes

@@ -201,7 +201,7 @@ class CpuPlan:
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
         from minigen.kernels.cpu.compile import compile_step
-        from minigen.kernels.cpu.kv_layout import PackedKVPool
+        from minigen.kernels.cpu.kv.layout import PackedKVPool
         from minigen.kernels.cpu.runner import CompiledRunner
         from minigen.kernels.cpu.step import kernel_shape, kernel_weights
 
