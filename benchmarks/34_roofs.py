@@ -24,7 +24,7 @@ from step_timing import Probe
 from benchmarks.peers.processor import PRETENDED, Processor
 from minigen import LLM
 from minigen.kernels.cpu.compile import compile_step
-from minigen.kernels.cpu.microkernels import instructions
+from minigen.kernels.cpu.dots import instructions
 
 ROUNDS = 7
 

@@ -1009,9 +1009,9 @@ verdicts(
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 70 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
 # |  | [42 pipeline](42_pipeline.ipynb) | Stages, rings and replicas: which cut when | memory | 70 min | [120 min](../exercises/42_pipeline.ipynb) |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
-# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | [100 min](../exercises/52_slo.ipynb) |
+# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 120 min | [100 min](../exercises/52_slo.ipynb) |
 # |  | [53 structured output](53_structured_output.ipynb) | Answers of a given form | serving | 60 min | [115 min](../exercises/53_structured_output.ipynb) |
-# | | all 24 | | | 24 h | 38 h |
+# | | all 24 | | | 25 h | 38 h |
 #
 # <!-- /chapters -->
 #

@@ -195,7 +195,7 @@ guess_share.compare(
 # - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies
 #   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
 #   of this kind is `sdot`. Newer processors have one for two pairs of bfloat16 numbers, too: minigen's
-#   bfloat16 form uses Intel's and AMD's.
+#   bfloat16 form uses Intel's and AMD's, where there is no AMX (see below).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -205,11 +205,12 @@ guess_share.compare(
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
 # | Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
-# (The names in brackets are those of sets of vector instructions. AMX has registers with two dimensions,
-# 16 rows of 64 bytes, and one instruction that multiplies two of these tiles.) The package's kernels, and ours below,
-# are always written for sixteen lanes. Where a register is
+# (The names in brackets are those of sets of instructions. AMX has registers with two dimensions, **AMX tiles**
+# of 16 rows of 64 bytes, and one instruction that multiplies two of them and adds the result to a third.) The
+# package's vector kernels, and ours below, are always written for sixteen lanes. Where a register is
 # shorter, the compiler takes two or four registers for them. The results are the same; how many
-# instructions they need differs.
+# instructions they need differs. (With AMX, the package also has kernels for tiles. Their sums of bfloat16
+# numbers have another order, so the last digits differ.)
 
 
 # %%
@@ -989,7 +990,7 @@ picture(
 for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
-print("\nother processors, two cores each, billions per second:")
+print("\nan Intel Xeon, by the instructions that it may use; 10^9 per second:")
 print(lesson.table_of_roofs())
 
 # %% [markdown]
@@ -998,30 +999,40 @@ print(lesson.table_of_roofs())
 # arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays below its
 # limit, so there another token costs more than the roof says. Near the ridge, reading and computing
 # overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
-# integer dots; eight tokens can be more than there are registers. (With codes, the package stops at
-# four.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
+# integer dots; eight tokens can be more than there are registers. (By vector instructions, the package stops
+# at four in int8 and int4.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
 # are counted once, as bytes that are written. Many processors read a line from memory before they write
 # to it; then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
 #
 # ### The roofs of other processors
 #
-# Slope and flat part belong to the machine. The table below the figure has those of three kinds of
-# processor, measured with the package's own kernels and 256 tokens at once
-# ([the benchmark](../benchmarks/34_roofs.py), which adds yours). The first row is the machine of the third
-# one, which was told to use AVX2 and nothing newer, and no VNNI.
+# The slope and the flat part are what the package's kernels reach on a machine. The table below the figure is
+# about one processor, an Intel Xeon (two hardware threads of a rented server), which was told four times which
+# instructions it may use. So its rows are the last three of the table in *What a processor has*, with AVX2
+# twice. [A benchmark](../benchmarks/34_roofs.py) measured them, and prints the same for your machine: the bytes
+# per second of a sum over 256 MB, as in the first cell, and the operations per second of the package's products
+# of 256 tokens with weights that a cache holds. (Figure 34.7 takes the fastest run of a simpler product. So
+# compare the rows of the table only with each other.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
-# weight, which has 8.5 bits, so $m$ tokens give $2m / (8.5/8) = 1.88\,m$ operations per byte. By hand, for the
-# EPYC: its ridge is at $290 / 27.9 = 10.4$ operations per byte, and $10.4 / 1.88 = 5.5$ tokens.
+# weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte. By hand, for the
+# first row: its ridge is at $166 / 32.9 = 5.1$ operations per byte, and $5.1 / 1.88 = 2.7$ tokens.
 #
-# - Memory is nearly the same in all three rows. So with one token at a time, the second and third
-#   processor have the same limit, and the first one is near it, too: its ridge is at 1.4 tokens. What a
-#   wider register or a tile raises is the flat part. That makes prompts and batches faster.
-# - With AMX, bfloat16 has the higher peak, although its numbers are twice as wide: the sum over a whole
-#   row stays in the tile. In int8 each 32 columns have scales of their own, so their sums leave the tile
-#   and are scaled by vector instructions, 18 times for a row of 576. That takes longer than the
-#   tile's product.
+# - Memory is the same in all rows. (The differences are chance, since others use the server, too.) Every ridge is
+#   right of one token, so by the roofline one token waits for memory in all four, and better instructions do
+#   not help it.
+# - They raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the operations
+#   on registers of the same width, AVX-512 a third more, and AMX a tenth more than that. In bfloat16
+#   nearly all of the gain is AMX's.
+# - That is because minigen uses the same AMX instruction in all three forms, the one for bfloat16: whole numbers
+#   of eight bits are exact in bfloat16. With weights in bfloat16 a sum stays in its AMX tile for 512 columns or
+#   more. In int8 it leaves after each 32, to be multiplied by their scales with vector instructions, 18 times in
+#   a row of 576. This takes about as long as the product itself. (An AMX tile is a register, and not a
+#   tile of the last section.)
+# - With AMX the ridge is only a calculation. An AMX tile always computes sixteen tokens, from codes that were
+#   unpacked before, so minigen uses them for int8 from 48 tokens on, and for fewer tokens the instructions of
+#   the row above.
 #
 # ## What bytes as inputs cost
 #
@@ -1135,8 +1146,8 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end. With
-# `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
+# In each of the three, a lane sums its own result from beginning to end (with AMX, a tile does that for
+# sixteen rows of keys and values). With `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
@@ -1189,7 +1200,8 @@ explore(
 # Threads are woken at most once per step. Between phases they only read a counter until it says
 # that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier counts
 # finished tasks, not threads: it opens when all tasks of the phase are done, even if a thread has not
-# come. The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
+# come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba would otherwise count the
+# uses of each array, with an instruction for which threads wait for each other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
 # for the next product (`prepare`), product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
@@ -1462,12 +1474,14 @@ for form, reference in references.items():
 # ## Your panels in the engine
 #
 # One line puts your `by_panels` into the running engine: it lays out all weights when the model is
-# loaded. As long as yours has not passed, the package's own runs, and the line below says so.
+# loaded. As long as yours has not passed, the package's own runs, and the line below says so. (Then the model
+# goes on with an alphabet. It is sure of each letter, so the text is the same on every processor, although the
+# last bits of sums are not.)
 
 # %%
 with using(34, by_panels=pack):
     laid_out = load_model(weights="int4")
-print(laid_out.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
+print(laid_out.generate("a b c d e f g", SamplingParams(temperature=0, max_tokens=17)).text)
 
 # %% [markdown]
 # ## Claims
@@ -1613,9 +1627,10 @@ verdicts(
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Intel's servers with AMX, see
 #   below](https://docs.sglang.io/platforms/cpu_server.html).
-# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, compute a small matrix of products in
-#   one instruction, AMX from two small matrices, SME from two vectors. They raise the flat part of the roofline,
-#   so prompts and batches are faster. The slope stays, and with it the bound of one token at a time.
+# - Intel's AMX, which minigen uses, too, and SME on newer ARM processors such as Apple's M4, which it does not
+#   use, compute a small matrix of products in one instruction, AMX from two small matrices, SME from two vectors.
+#   They raise the flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
+#   bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
 #   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
 #   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up

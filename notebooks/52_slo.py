@@ -24,15 +24,15 @@
 # together: how long people wait for a first word, whether the words flow, and how many requests are
 # served like that for a dollar. This chapter measures it. Then it breaks the engine in eight ways
 # on purpose, so that you see each fault in its numbers, name the resource behind it, and change one
-# thing. At the end, six servers have faults that only you can find, and a trace of traffic waits
-# for your plan.
+# thing. At the end, six servers have faults that only you can find, and thirty seconds of traffic
+# wait for your plan.
 #
-# **Afterwards you can** put an open-loop load on a server, read its metrics and write queries for
+# **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics and write queries for
 # them, say where the time of a slow request went, find the knob for a symptom, and ask whether the
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
-# about 70 minutes to read and try, about 100 for the
+# about 120 minutes to read and try, about 100 for the
 # [exercises](../exercises/52_slo.ipynb). The chapter has two halves: measuring (to
 # Figure 52.5), and diagnosing (from "Diagnosis as a method" on). Each is enough for one sitting.
 #
@@ -231,12 +231,15 @@ explore(
 #
 # By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a
 # p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
-# roughly: near 1 the true bounds are not symmetric, and lie lower.) How many seconds that is depends on
+# roughly: near 1 the true bounds are not symmetric. Both lie lower, because a small sample has few of the
+# slowest requests: the next cell prints p94.6 instead of p97 for 100 requests.) How many seconds that is depends on
 # how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
 # one distribution, and prints how far their p99 differ. The last lines are of two
-# servers, one of which had a bad minute: how do you add up their p99? (The logarithm of the latency is
-# normally distributed, with mean -1.5 and standard deviation 0.8: a **lognormal** distribution, with a
-# long tail as real latencies have. Its p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
+# servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average: how do you add up their
+# p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
+# deviation 0.8. That makes a **lognormal** distribution, with a long tail as real latencies have. The p99 of a
+# bell curve lies 2.326 standard deviations above its mean, so the latency's p99 is
+# $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -273,22 +276,32 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # are what `minigen serve` lets you set, except `max_wait`, which is only an argument of the class
 # `DynamicScheduler`.
 #
-# How long is a step of this machine, with about 23 requests of 400 tokens? (A request has 350 tokens of
-# prompt and, on average over its life, half of its 100 tokens of answer. The number 23 and the time of a step
-# depend on each other. A first guess of 20 gives 0.0565 s and so 4 × 5.65 = 22.6 requests in the table below;
-# with 23 both stay.) It reads 15 of the 16 GB (all but the embedding's table) at 300 GB/s, in 0.050 s. A
-# token's keys and values take 131 kB (chapter 00), so the KV cache of about 23 requests of 400 tokens is 1.2
-# GB and adds 0.004 s. The overhead adds 0.002 s, and the prompts about 0.001 s on average, since only some
-# steps have a prompt, and only those of more than about 400 tokens take longer than reading the weights. That
-# is 0.057 s in all. Each token is multiplied with 7.505 billion weights, at 121 TFLOP/s.
+# How long is a step of this machine? It takes as long as the longer one of reading and computing, and an
+# overhead. Say that four requests arrive per second, and that 23 run, each with 350 tokens of prompt and, on
+# average over its life, half of its 100 tokens of answer: 400 tokens.
+#
+# - Reading: 15 of the 16 GB (all but the embedding's table) at 300 GB/s take 0.050 s. A token's keys and values
+#   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
+# - Computing: each token is multiplied with 7.505 billion weights, two operations each, at 121 TFLOP/s. So the
+#   arithmetic computes 8,060 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
+#   the decodes', so a prompt makes a step longer only if it has more than about 400 tokens. Two of five have
+#   (their lengths lie between 100 and 600), by 100 tokens or 0.012 s on average. A step meets a prompt in
+#   4 × 0.057 = 0.23 of the cases, which makes 0.23 × 0.4 × 0.012 = 0.001 s on average.
+# - The overhead is 0.002 s.
+#
+# That is 0.057 s in all. And why 23? A request needs 100 steps for its answer, so it runs for 5.7 s, in which
+# 4 × 5.7 = 23 requests arrive. (The two numbers depend on each other. A first guess of 20 requests gives
+# 0.0565 s, and so 22.6 requests; with 23 both stay.)
 #
 # The model is simplified in two ways, and both make a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
 # end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
-# attends only to itself and those before it. So the prompts of a thousand tokens and more take longer
-# here than they should, as the first lines of the cell print. Decode steps are the same.
+# attends only to itself and those before it. So prompts of more than about 430 tokens, which are computed
+# for longer than the weights are read, take longer here than they should, as the first lines of the cell
+# print. Decode steps are the same.
 #
-# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
+# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second: a Poisson process.
+# `constant(4, 200)` would be one every quarter of a second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
 #
 # Three sums on paper predict what such a machine will do, before you run anything:
@@ -400,9 +413,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # people's sixty requests, ten were slow. The p95 shows it too. The p99 of so few requests depends on the
 # rule. numpy, and so minigen's reports, draw a line between two neighbouring requests: in the closed loop
 # between a quick request and the slow one, so 0.92 s is a latency that no request had, and in the open loop
-# between two slow ones. By *nearest rank*, which the exercise below uses, the
-# p99 is a request that occurred, here the slowest of each run. The open loop also counts from the
-# *intended* time. A generator that is itself late would otherwise leave its own delay out.
+# between two slow ones. By *nearest rank*, which the exercise below uses, the p99 is the smallest latency
+# that at least 99 of 100 requests did not exceed. So it is one that occurred, here the slowest of each run. The
+# open loop also counts from the *intended* time. A generator that is itself late would otherwise leave its own delay out.
 #
 # ## Goodput
 #
@@ -411,7 +424,7 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
-# second, kept up with or not) at which 90 % keep them.) Here it is, over a window of time:
+# second, kept up with or not) per GPU at which 90 % keep them.) Here it is, as $G$, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -420,8 +433,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # | $T$ | seconds of the window | `window` |
 # | $n$ | requests that end in the window | `Rates.of` |
 # | $\ell_{i,o}$ | latency $o$ of request $i$; for ITL the p95 of its gaps | `outcome.ttft`, `outcome.gaps` |
-# | $L_o$ | the objective | `Slo("ttft", 0.5)` |
+# | $L_o$ | the objective for latency $o$ | `Slo("ttft", 0.5)` |
 # | $[\dots]$ | 1 if true, 0 if not | `slo.is_met(outcome)` |
+# | $\prod_o$ | the product over all objectives: 1 if every one is kept | `all(...)` |
 #
 # By hand: 10 requests end in a window of 5 s. Two of them break the TTFT objective, and one of these two
 # and one other break ITL. Throughput is 2 per second, and goodput is (10 − 3) / 5 = 1.4 per second.
@@ -501,8 +515,8 @@ print(
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
-# free. A short test divides them by few seconds, and a long one by many. So beyond saturation **the
-# goodput of a whole load says more about the length of the test than about the machine**, and it goes to
+# free, or nearly so. A short test divides them by few seconds, and a long one by many. So beyond saturation
+# **the goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
 # (Each point of the curves at the right, and each line for 175, 350 and 700 requests, counts only the first
@@ -521,7 +535,9 @@ print(
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
-# With 46 or more running, every step is longer. Both are far more than one gap in twenty.
+# (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
+# long as 6 more.)
+# With 46 or more running, nearly every step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
 #
@@ -570,18 +586,23 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # ## What a server tells
 #
 # `GET /metrics` is a page for **[Prometheus](https://prometheus.io/docs/introduction/overview/)**, a
-# program that reads it every few seconds and stores what it reads. The page of this
+# program that reads it at an interval, such as 15 s, and stores what it reads. The page of this
 # server has three kinds of metrics:
 #
 # - a **gauge** is a value of now, such as the requests that wait;
 # - a **counter** only grows (until a restart), such as the tokens generated, so look at its growth per second,
 #   `rate(...)`;
-# - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
+# - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on. Its three
+#   names on the page end in `_bucket` (such a count), `_sum` (all values added) and `_count` (how many values).
+#
+# In braces behind a name are its **labels**, which tell counts of the same name apart, such as the reason why a
+# request ended (`finished_reason="abort"`) or a bucket's bound.
 #
 # Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
 # fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
-# of Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of all servers;
+# of Prometheus. `[2m]` means: over the last two minutes. (At four requests per second that is 480 requests, too
+# few for a p99. On a server with so little traffic, ask for a longer time.) `sum by (le)` adds the buckets of all servers;
 # `le` is a bucket's upper bound, "less or equal". Braces choose by a label, and `=~` allows several values.
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
@@ -591,7 +612,8 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # as 500 ms is.
 #
 # A server's TTFT begins when the request arrives at the server, and not when it was to be sent. It does
-# not include delays of the client, of the network or of a late load generator.
+# not include delays of the client, of the network or of a late load generator. And the time in the queue is
+# counted when a request ends, so those that still wait are not in its mean.
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -615,14 +637,15 @@ queries(page)  # also checks that this server exports every metric that a query 
 # |---|---|
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
-# | requests wait for five minutes without a pause | at least as much arrives as is served |
-# | requests wait, batch slots are free, and most blocks are in use | the next prompt needs more blocks than are free |
+# | requests wait for five minutes without a pause | more has arrived than the server could take, for five minutes or before |
+# | requests wait, batch slots (`--max-num-seqs` less `running`) are free, and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning, no alarm) | how full it is says nothing about waiting (see systems 3 and 4, later) |
-# | prefix hit rate falls below half of its usual value | a client changed the beginning of its prompts |
+# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see systems 3 and 4, later) |
+# | prefix hit rate falls below half of its usual value | perhaps a client changed the beginning of its prompts |
 #
 # (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
-# and add it to the 1 %.)
+# and add it to the 1 %. And a request that only waits until the running step ends waits, too. So on a server
+# where several requests arrive per step, let the third alert begin at more of them than that.)
 #
 # ## Press it: this server
 #
@@ -662,22 +685,22 @@ draw.dashboard(
 # 1. **Name the resource that is saturated.** It is one of six words: `batch slots`, `token budget`
 #    (the most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`, `bandwidth`,
 #    or `nothing`. Name the token budget also when it is too large, so that one long step makes all other
-#    requests wait. If nothing is full, the machine idles or waits, which is a finding, too.
+#    requests wait. If nothing is full, and yet requests wait, the answer is `nothing`, which is a finding, too.
 # 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
 #    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
 #    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
-#    admits the load.
+#    admits the load. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
 #
 # | layer | owns | its knobs | chapters |
 # |---|---|---|---|
-# | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23 |
+# | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23, 24, 51 |
 # | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
-# | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 41 |
-# | L2 runtime | weights as loaded | `--weights` | 11, 34 |
+# | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 35, 41, 42 |
+# | L2 runtime | weights as loaded | `--weights` | 11, 34, 35 |
 # | L1 kernels | bytes moved per step | tile sizes | 31 to 34 |
 # | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more | 17, 41 |
 #
@@ -733,7 +756,7 @@ stutter = case(2, saturated=None, broken=second_run)
 # **3. Requests are stopped and start again.** Answers are long, and throughput is down. The server was
 # started with 3,300 blocks, all that the card's memory holds.
 #
-# **4. Throughput is low, requests wait, and the machine idles.** A hundred requests come at once.
+# **4. Throughput is low, and requests wait beside empty slots.** A hundred requests come at once.
 
 # %%
 third_run, fourth_run = symptoms(3, 4)
@@ -1263,9 +1286,9 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps a little. Refuse requests at the door when arithmetic is full.
+# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when arithmetic is full.
 #   When the batch slots are full, and blocks and arithmetic are free, add slots first: refusing alone hides
-#   the fault. A limit per key is for fairness among tenants.
+#   the fault. A priority for people, or a limit per key, holds when the next job or flood is larger. A limit per key is for fairness among tenants.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.

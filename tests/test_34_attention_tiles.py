@@ -8,11 +8,11 @@ pytest.importorskip("numba")
 from jaxtyping import Float32, UInt16
 from numba import njit
 
-from minigen.kernels.cpu import kv_bf16
 from minigen.kernels.cpu.amx import kv_tiles
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.attention import Rows, score
-from minigen.kernels.cpu.kv_layout import (
+from minigen.kernels.cpu.kv import bf16
+from minigen.kernels.cpu.kv.layout import (
     CHUNK,
     TILE,
     Cache,
@@ -34,7 +34,7 @@ Floats = Float32[np.ndarray, "*axes"]
 
 _acquire, _release = njit(kv_tiles.acquire), njit(kv_tiles.release)
 _accumulate = njit(kv_tiles.accumulate_values)
-_write_key, _write_value = njit(kv_bf16.write_key), njit(kv_bf16.write_value)
+_write_key, _write_value = njit(bf16.write_key), njit(bf16.write_value)
 
 
 @njit

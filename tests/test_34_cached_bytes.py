@@ -19,8 +19,8 @@ from minigen.cli.compile import compile_forms
 from minigen.engine.model_runner import Packed
 from minigen.errors import MinigenError, OptionError
 from minigen.kernels.cpu.attention import attend, rotate_and_store
-from minigen.kernels.cpu.kv_int8 import ABOVE
-from minigen.kernels.cpu.kv_layout import (
+from minigen.kernels.cpu.kv.int8 import ABOVE
+from minigen.kernels.cpu.kv.layout import (
     CHUNK,
     TILE,
     ByteCache,

@@ -21,7 +21,6 @@ from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import PagedRunner
 from minigen.errors import MinigenError, OptionError
-from minigen.kernels.cpu import microkernels
 from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import (
     Quantized,
@@ -31,17 +30,8 @@ from minigen.kernels.cpu.elementwise import (
     rounded,
     silu,
 )
-from minigen.kernels.cpu.kv_layout import CHUNK
+from minigen.kernels.cpu.kv.layout import CHUNK
 from minigen.kernels.cpu.linear import PanelLinear, panel_linear
-from minigen.kernels.cpu.microkernels import (
-    EIGHT,
-    add_bfloat_dots,
-    add_byte_dots,
-    pair_products,
-    spread_numbers,
-    store_tile,
-    zeros,
-)
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
 from minigen.kernels.cpu.step import refusal
@@ -120,63 +110,6 @@ def test_numbers_are_rounded_to_the_nearest_byte_and_to_the_nearest_bfloat16() -
     assert numbers.tolist() == np.rint(x).astype(np.int8).tolist()
     expected = torch.from_numpy(x).bfloat16()
     assert torch.equal(torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16), expected)
-
-
-def _byte_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
-    tile = spread_numbers(EIGHT, numbers, 0, 0)
-    store_tile(out, 0, 16, add_byte_dots(tile, load(codes, 0), numbers, 0, 1))
-
-
-def _pair_products(pairs, numbers, out):  # type: ignore[no-untyped-def]
-    store_tile(out, 0, 16, pair_products(EIGHT, load(pairs, 0), numbers, 0, 1))
-
-
-def _bfloat_dots(pairs, numbers, out):  # type: ignore[no-untyped-def]
-    store_tile(out, 0, 16, add_bfloat_dots(zeros(EIGHT), load(pairs, 0), numbers, 0, 1))
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
-def test_dot_products_of_bytes_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if plain:
-        monkeypatch.setattr(microkernels, "HAS_BYTE_DOTS", False)
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (16, 4), np.uint8)
-    numbers = rng.integers(-128, 128, (8, 4), np.int8)
-    first = int(numbers.view(np.int32)[0, 0])
-    found = np.zeros((8, 16), np.int32)
-    njit(_byte_dots)(codes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
-    dots = numbers.astype(np.int64) @ codes.astype(np.int64).T + first
-    assert np.array_equal(found, dots.astype(np.int32))
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
-def test_dot_products_of_pairs_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if plain:
-        monkeypatch.setattr(microkernels, "HAS_PAIR_PRODUCTS", False)
-    rng = np.random.default_rng(0)
-    lanes = rng.integers(-(2**15), 2**15, (16, 2), np.int16)
-    numbers = rng.integers(-(2**15) + 1, 2**15, (8, 2), np.int16)
-    found = np.zeros((8, 16), np.int32)
-    njit(_pair_products)(
-        lanes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel()
-    )
-    assert np.array_equal(found, numbers.astype(np.int64) @ lanes.astype(np.int64).T)
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
-def test_dot_products_of_bfloat16_pairs_keep_float32_sums(
-    plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if plain:
-        monkeypatch.setattr(microkernels, "HAS_BFLOAT_DOTS", False)
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.randn(16, 2, generator=generator).bfloat16()
-    numbers = torch.randn(8, 2, generator=generator).bfloat16()
-    words = [each.view(torch.int32).numpy().ravel() for each in (pairs, numbers)]
-    found = np.zeros((8, 16), np.float32)
-    njit(_bfloat_dots)(*words, found.ravel())
-    expected = numbers.double() @ pairs.double().T
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def stored(kind: str, weight: np.ndarray, order: torch.Tensor | None = None) -> StoredTensor:

@@ -89,7 +89,7 @@ def test_bytes_on_stdin_that_are_not_text_get_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate", "x", "--model", "no/such/model/at/all"], "neither a file"),
+        (["generate", "x", "--model", "no/such/model/at/all"], "not a file or folder here"),
         (["generate", "x", "--model", "./nowhere"], "nowhere"),
         (["generate", "x", "--model", "smollm"], "did you mean smollm2-135m"),
         (["generate", "", "--model", "TINY", "--temperature", "-1"], "temperature"),

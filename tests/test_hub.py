@@ -184,7 +184,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "gpt2", "a/b/c", "a b/c", "https://x.y/z"])
 def test_a_name_of_unknown_form_is_refused_with_the_known_forms(name: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"neither a file or folder here.*org/repo"):
+    with pytest.raises(ModelNotFoundError, match=r"not a file or folder here.*org/repo"):
         hub.find(name)
 
 
@@ -812,7 +812,7 @@ def test_a_revision_that_does_not_exist_is_one_sentence(
 
 @pytest.mark.parametrize("name", ["org/repo@", "org/repo@../x", "org/repo@a b", "a@b/c", "x@main"])
 def test_a_revision_of_another_form_is_refused(name: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"neither a file or folder here.*@revision"):
+    with pytest.raises(ModelNotFoundError, match=r"not a file or folder here.*@revision"):
         hub.find(name)
 
 

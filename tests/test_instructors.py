@@ -61,6 +61,13 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, shell("\n".join(blocks(between(text_of("README.md"), "run"), "bash")), folder)
 
 
+def test_a_page_without_a_chapters_markers_is_refused_with_a_sentence() -> None:
+    chapter = next(iter(read_chapters()))
+    begin, end = mistakes.markers(chapter)
+    with pytest.raises(SystemExit, match=f"no {begin} and no {end}; add the markers"):
+        mistakes.with_section("A page.", chapter, "text")
+
+
 @needs_fork
 def test_the_first_commands_print_what_the_page_shows(first_run: tuple[Path, str]) -> None:
     folder, printed = first_run

@@ -9,10 +9,12 @@ import jupytext
 import pytest
 from jupytext.compare import compare_notebooks
 
+from minigen.config import DEFAULT_MODEL
+from minigen.errors import DownloadError
 from minigen_course.figures.claims import gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from tools.chapters import ROOT, read_chapters
-from tools.notebooks import refilled
+from tools.notebooks import fetch_models, refilled
 
 FOLDER = ROOT / "notebooks"
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -114,3 +116,22 @@ def test_a_chapter_contains_its_exercises_and_their_verdicts(
 def test_claims_are_collected_from_all_notebooks() -> None:
     chapters = [chapter for chapter, _ in gathered(FOLDER)]
     assert set(chapters) == {path.stem[:2] for path in SOURCES}
+
+
+def test_models_are_fetched_before_notebooks_run_and_a_failure_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within a cell, the bar of the first fetch would be an output that no other run has."""
+    fetched: list[str] = []
+
+    def fails() -> Path:
+        fetched.append("float weights")
+        raise DownloadError("There is no network.")
+
+    monkeypatch.setattr(
+        "tools.notebooks.hub.resolve", lambda name, *, progress: fetched.append(name)
+    )
+    monkeypatch.setattr("tools.notebooks.float_file", fails)
+    fetch_models()
+    assert fetched == [DEFAULT_MODEL, "float weights"]
+    assert capsys.readouterr().out == "There is no network.\n"

@@ -210,7 +210,10 @@ def _modules(chapter: Chapter) -> str:
 
 
 def replaced(text: str, begin: str, end: str, content: str) -> str:
-    """Return a document with the text between two markers replaced."""
+    """Return a document with the text between two markers replaced; exit if one is missing."""
+    missing = [marker for marker in (begin, end) if marker not in text]
+    if missing:
+        sys.exit(f"A page has no {' and no '.join(missing)}; add the markers.")
     head, tail = text.split(begin)[0], text.split(end)[1]
     inside = f"{content}\n" if content else ""
     return f"{head}{begin}\n{inside}{end}{tail}"

@@ -20,9 +20,14 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
+from minigen import hub
+from minigen.config import DEFAULT_MODEL
+from minigen.errors import DownloadError
+from minigen.progress import shown_progress
 from minigen_course.grading.exercise import stub_of
 from minigen_course.grading.hunt import cell_of
 from minigen_course.grading.stub import mirror
+from minigen_course.lab.float_weights import float_file
 from tools.chapters import ROOT
 from tools.notebook_checks import CELL_SECONDS, check_all, over_budget, timing
 
@@ -64,10 +69,11 @@ def main() -> None:
         for path in sorted(FOLDER.glob("[0-9]*.py"))
         if not options.stems or path.stem.startswith(tuple(options.stems))
     ]
-    # Lines about compiling would be among the outputs, which are compared.
-    os.environ["MINIGEN_COMPILE_KERNELS"] = "never"
     if not sources:
         sys.exit("No notebook matches these names; see notebooks/ for the names.")
+    # Lines about compiling and fetching would be among the outputs, which are compared.
+    os.environ["MINIGEN_COMPILE_KERNELS"] = "never"
+    fetch_models()
     if options.check:
         notebooks = [source.with_suffix(".ipynb") for source in sources]
         sys.exit(check_all(notebooks, options.report, options.untimed))
@@ -79,6 +85,16 @@ def main() -> None:
         failure = over_budget(cpu_seconds)
         if failure:
             sys.exit(f"{source.stem} {failure}.")
+
+
+def fetch_models() -> None:
+    """Fetch the models of the notebooks that are not here yet; without a network, say so."""
+    try:
+        with shown_progress() as progress:
+            hub.resolve(DEFAULT_MODEL, progress=progress)
+        float_file()
+    except DownloadError as error:
+        print(error, flush=True)  # only notebooks that need the model fail
 
 
 def _cpu_seconds_of_children() -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigen.hardware import cpu_name
-from tools.portability.environments import AVX2_ALONE
+from tools.portability.environments import AVX2_ALONE, WITH_VNNI, WITH_VNNI_512
 
 CPUINFO = Path("/proc/cpuinfo")
 SHOWN = {  # as /proc/cpuinfo names it -> as the tables do, the best first
@@ -36,8 +36,18 @@ LEVEL_OF = {  # the first that a processor has ends its short name (table.py sho
     "asimd": "neon",
 }
 NO_NAMES = {"processor", "cpu", "gen"}
-PRETENDED = {"avx2": {"avx", "avx2", "fma", "f16c", "bmi2"}}
-VARIABLES = {"avx2": AVX2_ALONE}  # with which minigen's processes pretend
+_AVX2 = {"avx", "avx2", "fma", "f16c", "bmi2"}
+_AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+PRETENDED = {
+    "avx2": _AVX2,
+    "avx2-vnni": {*_AVX2, "avx_vnni"},
+    "avx512": {*_AVX512, "avx512_vnni", "avx512_bf16"},
+}
+VARIABLES = {  # with which minigen's processes pretend
+    "avx2": AVX2_ALONE,
+    "avx2-vnni": WITH_VNNI,
+    "avx512": WITH_VNNI_512,
+}
 
 
 @dataclass(frozen=True)

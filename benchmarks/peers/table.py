@@ -33,6 +33,7 @@ LEVELS = {  # the end of a short name of a processor -> what it means
     "amx": "AMX",
     "avx512": "AVX-512",
     "avx2": "AVX2",
+    "avx2-vnni": "AVX2 with VNNI",
     "i8mm": "NEON with i8mm",
     "dotprod": "NEON with dotprod",
     "neon": "NEON",

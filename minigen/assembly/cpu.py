@@ -128,7 +128,7 @@ class CpuPlan:
         if self.options.context_parallel_size > 1:
             attention = "a ring for the parts of a prompt, a merge for those of the cache"
         if self.compiled or self.form in ("int8", "int4"):
-            from minigen.kernels.cpu.microkernels import instructions
+            from minigen.kernels.cpu.dots import instructions
 
             linear = f"Numba, weights packed in panels of sixteen rows, {instructions()}"
         elif _packs(self.form):
@@ -201,7 +201,7 @@ class CpuPlan:
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
         from minigen.kernels.cpu.compile import compile_step
-        from minigen.kernels.cpu.kv_layout import PackedKVPool
+        from minigen.kernels.cpu.kv.layout import PackedKVPool
         from minigen.kernels.cpu.runner import CompiledRunner
         from minigen.kernels.cpu.step import kernel_shape, kernel_weights
 

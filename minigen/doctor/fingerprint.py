@@ -83,7 +83,7 @@ def kernel_instructions() -> str | None:
     """Return the instructions by which kernels multiply many tokens; None without Numba."""
     if find_spec("numba") is None:
         return None
-    from minigen.kernels.cpu.microkernels import instructions
+    from minigen.kernels.cpu.dots import instructions
 
     return instructions()
 
@@ -143,7 +143,7 @@ def _compiled_stages(
 ) -> dict[str, str]:
     """Hash the logits of the compiled step, after a prefill and after one decode step."""
     from minigen.engine.model_runner import Packed
-    from minigen.kernels.cpu.kv_layout import PackedKVPool
+    from minigen.kernels.cpu.kv.layout import PackedKVPool
     from minigen.kernels.cpu.runner import CompiledRunner
     from minigen.kernels.cpu.step import kernel_shape, kernel_weights
     from minigen.kv_cache.block_allocator import BlockAllocator

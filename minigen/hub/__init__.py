@@ -128,7 +128,7 @@ def hub_model(name: str) -> "HubModel":
             f"did you mean {close[0]}?" if close else f"short names are {', '.join(SHORT_NAMES)}."
         )
         raise ModelNotFoundError(
-            f"{name!r} is neither a file or folder here, nor a short name, nor org/repo, "
+            f"{name!r} is not a file or folder here, not a short name, and not org/repo, "
             f"org/repo@revision or org/repo/file.gguf of the Hugging Face hub; {hint}"
         )
     from minigen.hub.huggingface import HubModel  # noqa: PLC0415 - its library is slow to import

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.microkernels import _byte_dot  # the same instruction, for a fair race
+from minigen.kernels.cpu.dots import byte_dot  # the same instruction, for a fair race
 from minigen.kernels.cpu.simd import FLOAT_LANES, FLOATS, WORD_LANES, WORDS, address
 
 
@@ -100,7 +100,7 @@ def add_lane_dots(typingctx: Any, sums: Any, codes: Any, inputs: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _byte_dot(builder, *args)
+        return byte_dot(builder, *args)
 
     return WORD_LANES(WORD_LANES, WORD_LANES, WORD_LANES), codegen
 

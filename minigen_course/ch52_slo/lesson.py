@@ -279,7 +279,8 @@ def broken_system(number: int) -> System:
         talk = asks(poisson(2, 90, rng(1)), (50, 100), (80, 160), tenant="chat")
         return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192), "chat")
     if number == 3:  # with all the blocks that the card holds
-        return System(in_order(_chat(2.4, 120, (800, 1200), (200, 400))), Knobs())
+        load = _chat(2.4, 120, (700, 1100), (250, 450))
+        return System(in_order(load), Knobs(max_num_batched_tokens=512))
     if number == 4:
         load = asks(burst(100), (50, 200), (10, 300))
         return System(in_order(load), Knobs("static", max_num_seqs=16))
@@ -353,7 +354,8 @@ QUERIES = {  # what it says -> PromQL
     "(rate(minigen:inter_token_latency_seconds_bucket[2m])))",
     "share of first tokens within 500 ms": "sum(rate(minigen:time_to_first_token_seconds_bucket"
     '{le="0.5"}[2m])) / sum(rate(minigen:time_to_first_token_seconds_count[2m]))',
-    "mean time in the queue": "sum(rate(minigen:request_queue_time_seconds_sum[2m])) / "
+    "mean time in the queue, of ended requests": "sum(rate("
+    "minigen:request_queue_time_seconds_sum[2m])) / "
     "sum(rate(minigen:request_queue_time_seconds_count[2m]))",
     "requests that wait": "sum(minigen:num_requests_waiting)",
     "requests that run": "sum(minigen:num_requests_running)",

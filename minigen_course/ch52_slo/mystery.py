@@ -342,8 +342,6 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         broken,
         simulate(load, doubled, int8),
         ("preemptions", "tokens given up", "KV cache used, at most", "kept TTFT below 500 ms"),
-        then="`--max-num-batched-tokens` 2048 to 512 (L4 batching)",
-        further=simulate(load, replace(doubled, max_num_batched_tokens=512), int8),
         why=f"All blocks are in use, so the engine preempts requests. It frees their blocks, and "
         f"computes again what the prefix cache no longer has then. Others wait, although slots are "
         f"free: a prompt enters only if there are blocks for all of it. These {knobs.num_blocks:,} "
@@ -351,9 +349,7 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         f"(Look there first: more blocks cost nothing if memory is left.) Keys and values in 8 "
         f"bits have half the bytes, so twice the blocks fit, and a step reads less. (The scales of "
         f"8 bits, a few percent, are left out here, and so is what the rounding costs in quality.)",
-        moved="Yes. Preemption is gone and the first token comes in time, but most requests "
-        "still fail: each prompt of a thousand tokens is computed in one step, or two that wait in "
-        "one, so the text stutters as in system 2. The same knob helps.",
+        moved="No: nothing is full any more. No work is done twice, which gives tokens, too.",
     )
 
 
@@ -362,9 +358,8 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     most_at_once = 64
     tokens, card = sum(len(each.prompt_ids) for each in load), Card()
     seconds = tokens * card.shape.flops(0) / card.machine.flops
-    wide = simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=most_at_once))
     return Case(
-        "throughput low, machine idle",
+        "throughput low, slots empty",
         "nothing",
         "L4 batching",
         "`--scheduler` static to continuous",
@@ -372,17 +367,15 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         simulate(load, replace(knobs, scheduler="continuous")),
         ("tokens per second", "running, on average"),
         then=f"`--max-num-seqs` 16 to {most_at_once}",
-        further=wide,
+        further=simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=most_at_once)),
         why="There are sixteen batch slots, on average half of them are empty, and still most "
         "requests wait: a static batch waits for its longest answer (chapter 24). Continuous "
         "batching refills a slot as soon as it is free.",
         moved="Yes: to the batch slots, so more of them give more tokens per second again. The "
         f"objectives stay unmet, because the {tokens:,} tokens of a hundred prompts that come at "
         f"once need {seconds:.1f} s of arithmetic, and {len(load) - most_at_once} requests still "
-        f"wait when the {most_at_once} slots are full. (In the first step "
-        f"{wide.moments[0].waiting} wait, because a step computes at most "
-        f"{knobs.max_num_batched_tokens:,} tokens.) For such a batch job the objective is wrong. "
-        "No person waits for its first token, so judge it by tokens per second.",
+        f"wait when the {most_at_once} slots are full. For such a batch job the objective is "
+        "wrong. No person waits for its first token, so judge it by tokens per second.",
     )
 
 
@@ -414,6 +407,7 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 6."""
     polite = [replace(each, priority=int(each.tenant == "job")) for each in load]
     wide = simulate(polite, replace(knobs, max_num_seqs=64))
+    roomy = simulate(load, replace(knobs, max_num_seqs=64))
     kept_itl = [SLOS[1].is_met(each) for each in wide.of("chat")]
     return Case(
         "p99 far from p50",
@@ -427,9 +421,11 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         then="`--max-num-seqs` 12 to 64 (L4 batching)",
         further=wide,
         why="For a while, the job's requests hold all twelve batch slots. The median does not show "
-        "it. With a `priority` (larger numbers come later), a chat is "
-        "first in line. But requests that run are not interrupted, so it still waits for a free "
-        "slot.",
+        "it. With a `priority` (larger numbers come later), a chat is first in line. But requests "
+        "that run are not interrupted, so it still waits for a free slot. (64 slots alone, without "
+        f"a priority, do even more here: {Vitals.of(roomy, tenant='chat').kept:.0%} of the chats "
+        "keep both, because blocks and arithmetic are free. But the next job may be larger than "
+        "any number of slots, and a priority helps then, too. So set both.)",
         moved="Not yet: it is still the batch slots, so some chats are late. With 64 slots it "
         "moves to the token budget: every chat has its first token in time, but the job's prompts "
         f"are computed in steps of {knobs.max_num_batched_tokens:,} tokens, and "
@@ -440,15 +436,15 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
 
 def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 7."""
-    two, four, eight = (simulate(load, replace(knobs, max_queue=most)) for most in (2, 4, 8))
-    kept = [f"{Vitals.of(run).kept:.0%}" for run in (two, four, eight)]
+    runs = [simulate(load, replace(knobs, max_queue=most)) for most in (2, 3, 4, 8)]
+    kept = [f"{Vitals.of(run).kept:.0%}" for run in runs]
     return Case(
         "queue grows",
         "arithmetic",
         "L0 silicon, and the L5 gateway protects it",
         "`--max-queue 2`: status 429 at the door",
         broken,
-        two,
+        runs[0],
         ("waiting, at most", "arithmetic used, at most", "refused (429)"),
         why="More prompt tokens arrive than the GPU can compute. Many of the batch slots and more "
         "than half of the blocks are free, so more of them would not help. (The last lines of this "
@@ -459,20 +455,23 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "at most one other before it. It waits for that one, for the prompt that is being "
         "computed, and for its own: 3 prompts of about 0.085 s (600 / 8,062 = 0.074 s of "
         "arithmetic, and more with the overhead, attention and the answers' tokens) are 0.26 s. "
-        "With a queue of 4 they are 5 prompts, or 0.43 s, and more if the prompts are long. With a "
-        "queue of 8 they are 9 prompts, or 0.77 s, which is too long. With "
-        f"queues of 2, 4 and 8, {kept[0]}, {kept[1]} and {kept[2]} keep both.",
+        "With a queue of 4 they are 5 prompts, or 0.43 s on average, and too long if the prompts "
+        "are. With a queue of 8 they are 9 prompts, or 0.77 s, which is too long. With queues of "
+        f"2, 3, 4 and 8, {kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. (Such a limit is "
+        "for a steady overload. Of ten requests that reach an idle machine together, it would "
+        "refuse eight, which also wait for the first step only.)",
         moved="No, and it will not until there is a second machine, because no setting makes this "
-        "one larger.",
+        "one larger. (Arithmetic in 8 bits would, on a GPU that has it: chapter 35.)",
     )
 
 
 def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
     """Return the case of system 8."""
-    limited = simulate(load, replace(knobs, max_in_flight_per_key=24))
-    loose = simulate(load, replace(knobs, max_in_flight_per_key=30))
+    limits = (replace(knobs, max_in_flight_per_key=most) for most in (24, 30))
+    limited, loose = (simulate(load, each) for each in limits)
     alone = Vitals.of(simulate([each for each in load if each.tenant == "other"], knobs))
     roomy = Vitals.of(simulate(load, replace(knobs, max_num_seqs=128)))
+    num_flood = sum(each.tenant == "flood" for each in load)
     return Case(
         "one tenant starves others",
         "batch slots",
@@ -482,18 +481,19 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         limited,
         ("waiting, at most", "TTFT p99"),
         tenant="other",
-        why="One key's flood holds all 32 batch slots and the whole queue. First come first served "
-        "is fair to requests but not to people. With a limit per key, the flood gets what fits "
-        "beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the others "
-        "need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the machine "
-        f"they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 for the "
-        f"flood, 2 are left, and {Vitals.of(loose, tenant='other').kept:.0%} keep both. Try the "
-        "layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and arithmetic "
-        f"are free, {roomy.kept:.0%} of all requests keep both, the flood's among them, and none "
-        "is refused. But the next flood may be larger than any number of slots, and a limit per "
-        "key holds then, too. So set both.",
+        why="One key's flood holds all 32 batch slots and most of the queue. First come first "
+        "served is fair to requests but not to people. With a limit per key, the flood gets what "
+        "fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the "
+        "others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
+        f"machine they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 "
+        f"for the flood, 2 are left, and {Vitals.of(loose, tenant='other').kept:.0%} keep both. "
+        "Try the layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and "
+        f"arithmetic are free, {roomy.kept:.0%} of all requests keep both, the flood's among them, "
+        "and none is refused. But the next flood may be larger than any number of slots, and a "
+        "limit per key holds then, too. So set both.",
         moved="No: nothing is full for the others any more. The flood itself is still limited, by "
-        "its key.",
+        f"its key: {Vitals.of(limited).refused} of its {num_flood} requests are refused, which "
+        "the numbers above do not show, because they are the other's.",
     )
 
 

@@ -233,7 +233,7 @@ ANSWERS = {
             "arithmetic for long gaps": other(
                 *(4, "arithmetic", "batching", "--max-num-batched-tokens 512")
             ),
-            "more slots for an idle machine": other(
+            "more slots for empty slots": other(
                 *(5, "batch slots", "batching", "--max-num-seqs 128")
             ),
             "dynamic batches": other(5, "nothing", "batching", "--scheduler dynamic"),

@@ -65,16 +65,27 @@ AT_HOME_ELSEWHERE = {
 }
 
 
-def _instructions(torch: str, onednn: str, numba: str) -> dict[str, str]:
+def _instructions(torch: str, onednn: str, numba: str, features: str = "") -> dict[str, str]:
+    """Return the variables for a processor that LLVM knows as `numba`.
+
+    `features` are those of its instructions that minigen asks for; LLVM knows the others.
+    """
     return {
         "ATEN_CPU_CAPABILITY": torch,
         "ONEDNN_MAX_CPU_ISA": onednn,
         "NUMBA_CPU_NAME": numba,
-        "NUMBA_CPU_FEATURES": "",  # use the named processor's features, not this one's
+        "NUMBA_CPU_FEATURES": features,  # without the variable, Numba takes this machine's
     }
 
 
-AVX2_ALONE = _instructions("avx2", "AVX2", "haswell")
+AVX2 = "+avx2,+fma,+f16c"
+AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+AVX2_ALONE = _instructions("avx2", "AVX2", "haswell", AVX2)
+WITH_VNNI = _instructions("avx2", "AVX2_VNNI", "haswell", f"{AVX2},+avxvnni")
+AVX512_ALONE = _instructions("avx512", "AVX512_CORE", "skylake-avx512", AVX512)
+WITH_VNNI_512 = _instructions(
+    *("avx512", "AVX512_CORE_BF16", "cooperlake"), f"{AVX512},+avx512vnni,+avx512bf16"
+)
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ def environments(folder: Path) -> list[Environment]:
             "AVX-512 as its first processors had it",
             COMPUTED,
             kept={"MINIGEN_HOME": "{elsewhere}/avx512"},
-            variables=_instructions("avx512", "AVX512_CORE", "skylake-avx512"),
+            variables=AVX512_ALONE,
             lacking=lacking or _no_instructions("avx512bw"),
         ),
     ]

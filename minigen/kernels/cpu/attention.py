@@ -17,11 +17,11 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from minigen.kernels.cpu import kv_bf16, kv_int8
 from minigen.kernels.cpu.amx import kv_tiles
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
-from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, Cache, tile_at
+from minigen.kernels.cpu.kv import bf16, int8
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE, ByteCache, Cache, tile_at
 from minigen.kernels.cpu.microkernels import EIGHT, FOUR, ONE, TWO
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
@@ -39,7 +39,7 @@ from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
 def _by_cache_type(name: str) -> Callable[..., Any]:
     """Return one function that dispatches on the type of its first argument, a cache."""
-    in_bytes, in_pairs = getattr(kv_int8, name), getattr(kv_bf16, name)
+    in_bytes, in_pairs = getattr(int8, name), getattr(bf16, name)
     if USE_TILES:
         in_pairs = getattr(kv_tiles, name, in_pairs)
 

@@ -17,7 +17,7 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import Packed
 from minigen.hardware import torch_threads
-from minigen.kernels.cpu.kv_layout import PackedKVPool, make_scratch
+from minigen.kernels.cpu.kv.layout import PackedKVPool, make_scratch
 from minigen.kernels.cpu.runner import (
     EVERYTHING,
     KernelChooser,

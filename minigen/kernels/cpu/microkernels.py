@@ -6,58 +6,34 @@ blocking). A vector of weights is loaded once and multiplied with every token's 
 product of many rows is cheaper than many products of one row. Each token's sum is computed in the
 same order whatever the other tokens are, so batching does not change a single bit of it.
 
-Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX512-BW) and
-`vdpbf16ps` (AVX512-BF16). A processor without them computes the same sums with simpler
-instructions.
+`dots` has the dot products of single lanes, by the instructions that the processor has.
 """
 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.dots import FEATURES, bfloat_dot, byte_dot, code_dots, pair_product
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
     FLOATS,
-    NUM_LANES,
     WORD_LANES,
     WORDS,
-    BFloat,
     OutsideKernelError,
     broadcast,
-    call,
-    high_nibbles,
     load,
     load_float16,
-    low_nibbles,
     multiply_add,
     prefetch,
     same,
     store,
-    target_features,
 )
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
-
-_FEATURES = target_features().split(",")
-HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
-HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
-HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
-
-
-def instructions() -> str:
-    """Return the name of the instructions by which many tokens are multiplied in this process."""
-    if USE_TILES:
-        return "AMX tiles"
-    if HAS_BYTE_DOTS:
-        return "AVX-512 VNNI"
-    known = {"+avx512f": "AVX-512", "+avx2": "AVX2", "+neon": "NEON"}
-    return next((name for each, name in known.items() if each in _FEATURES), "plain vectors")
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -114,20 +90,10 @@ def pair_products(
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [_pair_product(builder, args[1], number) for number in numbers]
+        rows = [pair_product(builder, args[1], number) for number in numbers]
         return _tile(context, builder, tile, rows)
 
     return tile(tokens, pairs, array, types.intp, types.intp), codegen
-
-
-def _pair_product(builder: Any, a: Any, b: Any) -> Any:
-    if HAS_PAIR_PRODUCTS:
-        halves = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
-        a, b = builder.bitcast(a, halves), builder.bitcast(b, halves)
-        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, [a, b])
-    low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
-    high = [builder.ashr(each, same(16)) for each in (a, b)]
-    return builder.add(builder.mul(*low), builder.mul(*high))
 
 
 @intrinsic
@@ -143,7 +109,7 @@ def add_byte_dots(
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _byte_dot(builder, row, args[1], number)
+            byte_dot(builder, row, args[1], number)
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
@@ -151,14 +117,44 @@ def add_byte_dots(
     return tile(tile, codes, array, types.intp, types.intp), codegen
 
 
-def _byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    if HAS_BYTE_DOTS:
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, [total, unsigned, signed])
-    for byte in range(4):
-        code = builder.and_(builder.lshr(unsigned, same(8 * byte)), same(0xFF))
-        number = builder.ashr(builder.shl(signed, same(24 - 8 * byte)), same(24))
-        total = builder.add(total, builder.mul(code, number))
-    return total
+@intrinsic
+def add_code_dots(
+    typingctx: Any, tile: Any, words: Any, at: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of a group's 32 four-bit codes with its bytes.
+
+    The codes lie in four vectors of `words` from `at` on. The signed bytes of row t are eight
+    int32 from `array[index + t * stride]` on: first those of the lower codes, then of the upper.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        both = [_vector(context, builder, sig, args, 16 * word) for word in range(4)]
+        upper = [builder.lshr(each, same(4)) for each in both]
+        codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+        order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
+        numbers = [
+            list(_numbers(context, builder, sig, [*args[:4], first, args[5]], 3, tile.count))
+            for first in (builder.add(args[4], args[4].type(word)) for word in range(8))
+        ]
+        rows = [
+            code_dots(
+                builder,
+                row,
+                [codes[each] for each in order],
+                [numbers[each][which] for each in order],
+            )
+            for which, row in enumerate(_rows(builder, args[0], tile))
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
+
+
+def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any:
+    """Load sixteen words of `args[1]`, from `beyond` after index `args[2]` on."""
+    data = context.make_array(sig.args[1])(context, builder, args[1]).data
+    pointer = builder.gep(data, [builder.add(args[2], args[2].type(beyond))])
+    return builder.load(builder.bitcast(pointer, WORDS.as_pointer()), align=4)
 
 
 @intrinsic
@@ -173,26 +169,12 @@ def add_bfloat_dots(
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _bfloat_dot(builder, row, args[1], number)
+            bfloat_dot(builder, row, args[1], number)
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
 
     return tile(tile, pairs, array, types.intp, types.intp), codegen
-
-
-def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    if HAS_BFLOAT_DOTS:
-        pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
-        a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
-        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-    for halves in (  # upper halves first, as the instruction does: bit-equal
-        [builder.and_(each, same(-65536)) for each in (a, b)],
-        [builder.shl(each, same(16)) for each in (a, b)],
-    ):
-        first, second = (builder.bitcast(each, FLOATS) for each in halves)
-        total = multiply_add(builder, first, second, total)
-    return total
 
 
 @intrinsic
@@ -292,7 +274,7 @@ def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -
 # The last two terms are one dot product of two pairs: (zero, sum of byte + zero) of the inputs and
 # (sum of codes, -offset) of the weights. In the weights' pair the sum is the lower 16 bits and
 # -offset the upper 16, so summing up the codes starts from a word that holds -offset already.
-_ONES = np.full(1, 0x01010101, np.int32)
+_ONES = np.full(8, 0x01010101, np.int32)
 _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32)
 
 
@@ -300,11 +282,7 @@ _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32
 def _pair_of_codes4(words, at):
     """Return a group's pair for each lane: the sum of its 32 codes, and 0."""
     pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
-    for word in range(4):
-        both = load(words, at * 80 + word * 16)
-        pair = add_byte_dots(pair, low_nibbles(both), _ONES, 0, 0)
-        pair = add_byte_dots(pair, high_nibbles(both), _ONES, 0, 0)
-    return pair[0]
+    return add_code_dots(pair, words, at * 80, _ONES, 0, 0)[0]
 
 
 @njit(inline="always")
@@ -402,11 +380,7 @@ def _product_of_codes4(pair_of):
             own = first * groups + group
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
-            for word in range(4):
-                both = load(words, at * 80 + word * 16)
-                low, high = own * 8 + word, own * 8 + 4 + word
-                dots = add_byte_dots(dots, low_nibbles(both), inputs.words, low, groups * 8)
-                dots = add_byte_dots(dots, high_nibbles(both), inputs.words, high, groups * 8)
+            dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
             scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
             minimum = load_float16(words, at * 80 + 72)
@@ -458,10 +432,12 @@ def widest_tile(weights: Any) -> Any:
 
 @overload(widest_tile)
 def _widest_tile(weights):
-    """Choose eight tokens for bfloat16 and four for codes.
+    """Choose eight tokens for bfloat16 with the 32 wide registers of AVX-512, and otherwise four.
 
     Codes need two vectors per token, the integer dots and the total. Eight tokens would be a fifth
-    slower, because LLVM then runs out of registers.
+    slower, because LLVM then runs out of registers. With AVX2 sixteen lanes take two of sixteen
+    registers, so eight tokens of bfloat16 would take twice as long as twice four.
     """
-    widest = EIGHT if weights.instance_class is Pairs else FOUR
+    wide = weights.instance_class is Pairs and "avx512f" in FEATURES
+    widest = EIGHT if wide else FOUR
     return lambda weights: widest

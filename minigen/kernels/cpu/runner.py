@@ -12,7 +12,7 @@ from torch import Tensor
 from minigen.engine.model_runner import Packed, Packer
 from minigen.kernels.cpu import sampling, step
 from minigen.kernels.cpu.elementwise import quantized, rounded
-from minigen.kernels.cpu.kv_layout import PackedKVPool, Shape, make_scratch
+from minigen.kernels.cpu.kv.layout import PackedKVPool, Shape, make_scratch
 from minigen.kernels.cpu.linear import product_scratch
 from minigen.kernels.cpu.packed_weights import GROUP, Pairs
 from minigen.kernels.cpu.sampling import SamplingBatch, make_sampling_scratch

@@ -303,28 +303,6 @@ def keep_between(
     return FLOAT_LANES(lanes, integer, integer, integer, types.float32), codegen
 
 
-def _word_operation(operate: Callable[[Any, Any], Any]) -> Any:
-    @intrinsic
-    def operation(typingctx: Any, words: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return operate(builder, args[0])
-
-        return WORD_LANES(words), codegen
-
-    return operation
-
-
-def _low_nibbles(builder: Any, words: Any) -> Any:
-    return builder.and_(words, same(0x0F0F0F0F))
-
-
-# The low, or the high, four bits of each of the 64 bytes.
-low_nibbles = _word_operation(_low_nibbles)
-high_nibbles = _word_operation(
-    lambda builder, words: _low_nibbles(builder, builder.lshr(words, same(4)))
-)
-
-
 def _float_operation(operate: Callable[[Any, Any], Any], num_args: int = 2) -> Any:
     if num_args == 1:
 

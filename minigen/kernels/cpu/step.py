@@ -15,7 +15,7 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.elementwise import normalize, prepare
-from minigen.kernels.cpu.kv_layout import TILE, Heads, Shape, words_of_tile
+from minigen.kernels.cpu.kv.layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
 from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, store

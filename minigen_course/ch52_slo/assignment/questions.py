@@ -310,7 +310,7 @@ QUESTIONS = {
         _faulty,
         _fault,
         "Look for the gauge that is at its limit while requests wait; if none is, look at the "
-        "longest steps, and then ask what an idle machine waits for.",
+        "longest steps, and then ask what keeps batch slots empty.",
         choices=FAULTS,
         figure=_gauges,
         points=8,

@@ -17,7 +17,7 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
-from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
 from minigen.kernels.cpu.simd import kernel, load, prefetch, store
 
 ROWS = 16

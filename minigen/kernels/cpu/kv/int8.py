@@ -15,7 +15,7 @@ makes the scale of its head NaN.
 import numpy as np
 
 from minigen.kernels.cpu.elementwise import TINY
-from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
 from minigen.kernels.cpu.microkernels import (
     add_byte_dots,
     add_scaled,
@@ -102,7 +102,7 @@ def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
 def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
     """Write the scores of the tile's queries for a chunk's keys; row t from `at + t * CHUNK` on.
 
-    The kernel also prefetches what is read next, as `kv_bf16.score` does, and gathers the scales of
+    The kernel also prefetches what is read next, as `bf16.score` does, and gathers the scales of
     the chunk's values.
     """
     words, gathered, table, head = shape.head_dim // 4, at // 8, rows.table, rows.head

@@ -1,0 +1,231 @@
+"""Dot products of four bytes or of two 16-bit numbers, lane by lane, on each kind of processor.
+
+A lane has 32 bits. One operand's bytes are unsigned and the other's are signed, as `vpdpbusd`
+wants them. Every way gives the same bits: whole numbers have exact sums, and pairs of bfloat16 are
+added in the order of `vdpbf16ps`.
+
+`BYTE_DOTS` lists the ways, the fastest first; `fastest` chooses the one for a set of instructions.
+Codes of four bits allow shorter ways than all 256 values of a byte: sixteen products of them add up
+to no more than 16 bits, and they are the same as signed and as unsigned numbers.
+
+Sources: Intel's Intrinsics Guide for `vpdpbusd`, `vpmaddubsw`, `vpmaddwd` and `vdpbf16ps`; Arm's
+Architecture Reference Manual for SDOT and USDOT.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.simd import (
+    FLOATS,
+    I32,
+    NUM_LANES,
+    WORDS,
+    BFloat,
+    call,
+    multiply_add,
+    same,
+    target_features,
+)
+
+BYTES = ir.VectorType(ir.IntType(8), 4 * NUM_LANES)
+HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
+FEW = 8  # vectors of codes up to 15: 8 x 2 x 15 x 128 is less than 2^15
+Emit = Callable[..., Any]
+
+
+class ByteDots(NamedTuple):
+    """A way to add dot products of bytes: its name, the instructions it needs, what it emits.
+
+    `emit(builder, total, unsigned, signed)` takes any unsigned bytes. `emit_codes(builder, total,
+    codes, signed)` takes lists of at most `FEW` vectors, whose unsigned bytes are at most 15.
+    """
+
+    name: str
+    needs: frozenset[str]
+    emit: Emit
+    emit_codes: Emit
+
+
+def in_parts(builder: Any, width: int, operate: Emit, *vectors: Any) -> Any:
+    """Apply an operation to every `width` lanes of some vectors of words, and join the results."""
+    parts = []
+    for first in range(0, NUM_LANES, width):
+        lanes = ir.Constant(ir.VectorType(I32, width), list(range(first, first + width)))
+        parts.append(operate(*(builder.shuffle_vector(each, each, lanes) for each in vectors)))
+    while len(parts) > 1:
+        width *= 2
+        both = ir.Constant(ir.VectorType(I32, width), list(range(width)))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.shuffle_vector(*pair, both) for pair in pairs]
+    return parts[0]
+
+
+def _vnni512(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, [total, unsigned, signed])
+
+
+def _vnni256(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    def dots(*parts: Any) -> Any:
+        name = "llvm.x86.avx512.vpdpbusd.256"  # LLVM's name of AVX-VNNI's instruction, too
+        return call(builder, name, parts[0].type, list(parts))
+
+    return in_parts(builder, 8, dots, total, unsigned, signed)
+
+
+def _pair_products256(builder: Any, a: Any, b: Any) -> Any:
+    """Multiply two vectors of 16-bit numbers with `vpmaddwd`, eight lanes at a time."""
+
+    def products(*parts: Any) -> Any:
+        halves = ir.VectorType(ir.IntType(16), 16)
+        args = [builder.bitcast(each, halves) for each in parts]
+        return call(builder, "llvm.x86.avx2.pmadd.wd", parts[0].type, args)
+
+    return in_parts(builder, 8, products, a, b)
+
+
+def _avx2(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Widen to 16 bits first: `vpmaddubsw` would saturate at two products of large bytes."""
+    eight = ir.Constant(HALVES, [8] * 2 * NUM_LANES)
+    codes, numbers = (builder.bitcast(each, HALVES) for each in (unsigned, signed))
+    even = [
+        builder.bitcast(builder.and_(unsigned, same(0x00FF00FF)), WORDS),
+        builder.bitcast(builder.ashr(builder.shl(numbers, eight), eight), WORDS),
+    ]
+    odd = [
+        builder.bitcast(builder.lshr(codes, eight), WORDS),
+        builder.bitcast(builder.ashr(numbers, eight), WORDS),
+    ]
+    products = (_pair_products256(builder, *each) for each in (even, odd))
+    return builder.add(total, builder.add(*products))
+
+
+def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+    """Add up in 16 bits first: `vpmaddubsw` two products, and `vpaddw` those of all vectors."""
+    halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 32 // n) for n in (2, 1))
+
+    def sums_of_two(*parts: Any) -> Any:
+        args = [builder.bitcast(each, in_bytes) for each in parts]
+        found = call(builder, "llvm.x86.avx2.pmadd.ub.sw", halves, args)
+        return builder.bitcast(found, parts[0].type)
+
+    sums = None
+    for each in zip(codes, signed, strict=True):
+        twos = builder.bitcast(in_parts(builder, 8, sums_of_two, *each), HALVES)
+        sums = twos if sums is None else builder.add(sums, twos)
+    fours = _pair_products256(builder, builder.bitcast(sums, WORDS), same(0x00010001))
+    return builder.add(total, fours)
+
+
+def _in_turn(emit: Emit) -> Emit:
+    """Return what emits a list of dot products, one after the other."""
+
+    def in_turn(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+        for each in zip(codes, signed, strict=True):
+            total = emit(builder, total, *each)
+        return total
+
+    return in_turn
+
+
+def _neon(name: str) -> Emit:
+    """Return what emits an instruction of Arm for four lanes at a time."""
+
+    def emit(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        def dots(sums: Any, *operands: Any) -> Any:
+            in_bytes = ir.VectorType(ir.IntType(8), 16)
+            args = [builder.bitcast(each, in_bytes) for each in operands]
+            full = f"llvm.aarch64.neon.{name}.v4i32.v16i8"
+            return call(builder, full, sums.type, [sums, *args])
+
+        return in_parts(builder, 4, dots, total, unsigned, signed)
+
+    return emit
+
+
+_sdot, _usdot = _neon("sdot"), _neon("usdot")
+
+
+def _dotprod(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Take the unsigned bytes less 128, and add 128 x the sum of the signed ones."""
+    less = builder.xor(unsigned, same(-0x7F7F7F80))
+    sums = _sdot(builder, same(0), same(0x01010101), signed)
+    return _sdot(builder, builder.add(total, builder.shl(sums, same(7))), less, signed)
+
+
+def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    for byte in range(4):
+        code = builder.and_(builder.lshr(unsigned, same(8 * byte)), same(0xFF))
+        number = builder.ashr(builder.shl(signed, same(24 - 8 * byte)), same(24))
+        total = builder.add(total, builder.mul(code, number))
+    return total
+
+
+def _way(name: str, needs: str, emit: Emit, emit_codes: Emit | None = None) -> ByteDots:
+    return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit))
+
+
+BYTE_DOTS = (
+    _way("AVX-512 VNNI", "avx512vnni", _vnni512),
+    _way("AVX-VNNI", "avxvnni", _vnni256),
+    _way("AVX2", "avx2", _avx2, _avx2_codes),
+    _way("NEON i8mm", "neon dotprod i8mm", _usdot, _in_turn(_sdot)),
+    _way("NEON dotprod", "neon dotprod", _dotprod, _in_turn(_sdot)),
+    _way("plain vectors", "", _plain),
+)
+
+
+def fastest(features: Collection[str]) -> ByteDots:
+    """Return the fastest way for these instructions, as LLVM names them, without a sign."""
+    return next(way for way in BYTE_DOTS if way.needs <= set(features))
+
+
+FEATURES = {each[1:] for each in target_features().split(",") if each.startswith("+")}
+HAS_PAIR_PRODUCTS = "avx512bw" in FEATURES
+HAS_SHORT_PAIR_PRODUCTS = "avx2" in FEATURES
+HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
+WAY = fastest(FEATURES)
+
+
+def instructions() -> str:
+    """Return the name of the instructions by which many tokens are multiplied in this process."""
+    return "AMX tiles" if USE_TILES else WAY.name
+
+
+def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Emit `total` + the dot products of unsigned bytes with signed bytes."""
+    return WAY.emit(builder, total, unsigned, signed)
+
+
+def code_dots(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+    """Emit `total` + the dot products of at most `FEW` vectors of codes up to 15 with bytes."""
+    return WAY.emit_codes(builder, total, codes, signed)
+
+
+def pair_product(builder: Any, a: Any, b: Any) -> Any:
+    """Emit the dot products of two vectors of signed 16-bit pairs."""
+    if HAS_PAIR_PRODUCTS:
+        args = [builder.bitcast(each, HALVES) for each in (a, b)]
+        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, args)
+    if HAS_SHORT_PAIR_PRODUCTS:
+        return _pair_products256(builder, a, b)
+    low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
+    high = [builder.ashr(each, same(16)) for each in (a, b)]
+    return builder.add(builder.mul(*low), builder.mul(*high))
+
+
+def bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """Emit float32 `total` + the dot products of two vectors of bfloat16 pairs."""
+    if HAS_BFLOAT_DOTS:
+        pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
+        args = [builder.bitcast(each, pairs) for each in (a, b)]
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *args])
+    for halves in (  # upper halves first, as the instruction does: bit-equal
+        [builder.and_(each, same(-65536)) for each in (a, b)],
+        [builder.shl(each, same(16)) for each in (a, b)],
+    ):
+        first, second = (builder.bitcast(each, FLOATS) for each in halves)
+        total = multiply_add(builder, first, second, total)
+    return total

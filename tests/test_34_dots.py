@@ -1,0 +1,272 @@
+"""Dot products of lanes: exact in every way that this processor has, and machine code for Arm."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from llvmlite import binding, ir
+from numba import njit, typeof
+from numba.core.codegen import get_host_cpu_features
+
+from minigen.kernels.cpu import dots, simd
+from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
+from minigen.kernels.cpu.elementwise import quantized
+from minigen.kernels.cpu.microkernels import (
+    EIGHT,
+    FOUR,
+    add_bfloat_dots,
+    add_byte_dots,
+    add_code_dots,
+    pair_products,
+    product_tile,
+    spread_numbers,
+    store_tile,
+    zeros,
+)
+from minigen.kernels.cpu.packed_weights import Codes4, Codes8
+from minigen.kernels.cpu.simd import WORDS, load, same
+from tools.chapters import ROOT
+
+HERE = {each[1:] for each in str(get_host_cpu_features()).split(",") if each.startswith("+")}
+ARM = "aarch64-linux-gnu"
+possible = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.skipif(not way.needs <= HERE, reason="not here"))
+        for way in BYTE_DOTS
+    ],
+    ids=[way.name for way in BYTE_DOTS],
+)
+
+
+def _byte_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
+    tile = spread_numbers(EIGHT, numbers, 0, 0)
+    store_tile(out, 0, 16, add_byte_dots(tile, load(codes, 0), numbers, 0, 1))
+
+
+def _code_dots(words, numbers, out):  # type: ignore[no-untyped-def]
+    tile = spread_numbers(FOUR, numbers, 0, 0)
+    store_tile(out, 0, 16, add_code_dots(tile, words, 0, numbers, 0, 8))
+
+
+def _pair_products(pairs, numbers, out):  # type: ignore[no-untyped-def]
+    store_tile(out, 0, 16, pair_products(EIGHT, load(pairs, 0), numbers, 0, 1))
+
+
+def _bfloat_dots(pairs, numbers, out):  # type: ignore[no-untyped-def]
+    store_tile(out, 0, 16, add_bfloat_dots(zeros(EIGHT), load(pairs, 0), numbers, 0, 1))
+
+
+@possible
+def test_dot_products_of_bytes_are_exact(way: ByteDots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dots, "WAY", way)
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (16, 4), np.uint8)
+    numbers = rng.integers(-128, 128, (8, 4), np.int8)
+    codes[:2], numbers[:2] = [[255] * 4, [0] * 4], [[-128] * 4, [127] * 4]  # the largest sums
+    first = int(numbers.view(np.int32)[0, 0])
+    found = np.zeros((8, 16), np.int32)
+    njit(_byte_dots)(codes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
+    expected = numbers.astype(np.int64) @ codes.astype(np.int64).T + first
+    assert np.array_equal(found, expected.astype(np.int32))
+
+
+@possible
+def test_dot_products_of_four_bit_codes_are_exact(
+    way: ByteDots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dots, "WAY", way)
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 256, (4, 16, 4), np.uint8)  # two codes a byte, four words a lane
+    numbers = rng.integers(-128, 128, (4, 2, 4, 4), np.int8)  # tokens, halves, words, bytes
+    words[:, 0], words[:, 1] = 255, 0
+    numbers[0], numbers[1] = -128, 127  # the largest sums
+    first = int(numbers.view(np.int32).ravel()[0])
+    found = np.zeros((4, 16), np.int32)
+    njit(_code_dots)(words.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
+    codes = np.stack([words & 15, words >> 4]).astype(np.int64)
+    expected = np.einsum("thwb,hwlb->tl", numbers.astype(np.int64), codes) + first
+    assert np.array_equal(found, expected.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("wide", "short"), [(True, True), (False, True), (False, False)], ids=["512", "256", "plain"]
+)
+def test_dot_products_of_pairs_are_exact(
+    wide: bool, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dots, "HAS_PAIR_PRODUCTS", dots.HAS_PAIR_PRODUCTS and wide)
+    monkeypatch.setattr(dots, "HAS_SHORT_PAIR_PRODUCTS", dots.HAS_SHORT_PAIR_PRODUCTS and short)
+    rng = np.random.default_rng(0)
+    lanes = rng.integers(-(2**15), 2**15, (16, 2), np.int16)
+    numbers = rng.integers(-(2**15) + 1, 2**15, (8, 2), np.int16)
+    found = np.zeros((8, 16), np.int32)
+    njit(_pair_products)(
+        lanes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel()
+    )
+    assert np.array_equal(found, numbers.astype(np.int64) @ lanes.astype(np.int64).T)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
+def test_dot_products_of_bfloat16_pairs_keep_float32_sums(
+    plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain:
+        monkeypatch.setattr(dots, "HAS_BFLOAT_DOTS", False)
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randn(16, 2, generator=generator).bfloat16()
+    numbers = torch.randn(8, 2, generator=generator).bfloat16()
+    words = [each.view(torch.int32).numpy().ravel() for each in (pairs, numbers)]
+    found = np.zeros((8, 16), np.float32)
+    njit(_bfloat_dots)(*words, found.ravel())
+    expected = numbers.double() @ pairs.double().T
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        ("avx2 avx512f avx512vnni avxvnni", "AVX-512 VNNI"),
+        ("avx2 avxvnni", "AVX-VNNI"),
+        ("avx2 fma f16c", "AVX2"),
+        ("neon dotprod i8mm bf16", "NEON i8mm"),
+        ("neon dotprod", "NEON dotprod"),
+        ("neon", "plain vectors"),
+        ("", "plain vectors"),
+    ],
+)
+def test_the_fastest_way_that_a_processor_has_is_chosen(features: str, name: str) -> None:
+    assert fastest(features.split()).name == name
+
+
+def machine_code(text: str, triple: str, features: str) -> Counter[str]:
+    """Compile LLVM's language for another processor; return how often it has each instruction."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple(triple)
+    machine = target.create_target_machine(features=features, opt=3)
+    assembly = machine.emit_assembly(binding.parse_assembly(text))
+    return Counter(re.findall(r"^\t(?:\{vex\}\s+)?([a-z]\w*)", assembly, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "as_codes", "expected"),
+    [
+        ("AVX-512 VNNI", False, {"vpdpbusd": 1}),
+        ("AVX-VNNI", False, {"vpdpbusd": 2}),
+        ("AVX2", False, {"vpmaddwd": 4, "vpaddd": 4}),
+        ("AVX2", True, {"vpmaddubsw": 4, "vpaddw": 2, "vpmaddwd": 2, "vpaddd": 2}),
+        ("NEON i8mm", False, {"usdot": 4}),
+        ("NEON i8mm", True, {"sdot": 8}),
+        ("NEON dotprod", False, {"sdot": 8}),
+        ("NEON dotprod", True, {"sdot": 8}),
+    ],
+)
+def test_a_vector_of_products_takes_these_instructions(
+    name: str, as_codes: bool, expected: dict[str, int]
+) -> None:
+    """As codes they are two vectors."""
+    (way,) = (each for each in BYTE_DOTS if each.name == name)
+    module = ir.Module()
+    kind = ir.FunctionType(ir.VoidType(), [WORDS.as_pointer()] * 3)
+    function = ir.Function(module, kind, "dots")
+    builder = ir.IRBuilder(function.append_basic_block())
+    total, unsigned, signed = (builder.load(each) for each in function.args)
+    if as_codes:
+        other = builder.lshr(unsigned, same(4))
+        found = way.emit_codes(builder, total, [unsigned, other], [signed, total])
+    else:
+        found = way.emit(builder, total, unsigned, signed)
+    builder.store(found, function.args[0])
+    builder.ret_void()
+    triple = ARM if "NEON" in name else "x86_64-linux-gnu"
+    needed = {*way.needs, "avx512f"} if "512" in name else {*way.needs}
+    counts = machine_code(str(module), triple, ",".join(f"+{each}" for each in needed))
+    assert {each: counts[each] for each in expected} == expected
+
+
+def _product(weights, inputs, pairs, out):  # type: ignore[no-untyped-def]
+    store_tile(out, 0, 16, product_tile(FOUR, weights, 0, 0, inputs, 0, 2, pairs, 0, 1))
+
+
+def arm_products(form: str, name: str) -> str:
+    """Compile a product's tile for Arm; return how often it has SDOT and USDOT.
+
+    This changes the process for good: Numba keeps the compiled parts of the product. While it
+    compiles, Arm's instructions have names of functions, which this processor's compiler accepts.
+    """
+    real = dots.call
+
+    def call(builder, name, result, args):  # type: ignore[no-untyped-def]
+        other = name.replace(".", "_") if "aarch64" in name else name
+        binding.add_symbol(other, 1)  # never called
+        return real(builder, other, result, args)
+
+    dots.call = call
+    (dots.WAY,) = (each for each in BYTE_DOTS if each.name == name)
+    dots.HAS_PAIR_PRODUCTS = dots.HAS_SHORT_PAIR_PRODUCTS = False
+    words = {"int4": Codes4, "int8": Codes8}[form](np.zeros((1, 2 * 136), np.int32))
+    pairs, out = np.zeros(32, np.int32), np.zeros(64, np.float32)
+    product = simd.kernel(_product)
+    product.compile(tuple(map(typeof, (words, quantized(4, 64), pairs, out))))
+    (text,) = product.inspect_llvm().values()
+    text = re.sub(r"@(llvm_aarch64\w+)", lambda found: "@" + found[1].replace("_", "."), text)
+    text = re.sub(r"^target .*", "", text, flags=re.MULTILINE)
+    features = ",".join(f"+{each}" for each in (*dots.WAY.needs, "fullfp16"))
+    found = machine_code(text, ARM, features)
+    return f"{found['sdot']} sdot, {found['usdot']} usdot"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="pretends another one")
+@pytest.mark.parametrize(
+    ("form", "name", "expected"),
+    [
+        # four tokens x four parts of a register x lower and upper codes of four words
+        ("int4", "NEON i8mm", "128 sdot, 0 usdot"),
+        ("int4", "NEON dotprod", "128 sdot, 0 usdot"),
+        # the same for one word of codes; without i8mm, a sum of the inputs for each token, too
+        ("int8", "NEON i8mm", "0 sdot, 16 usdot"),
+        ("int8", "NEON dotprod", "20 sdot, 0 usdot"),
+    ],
+)
+def test_the_inner_loop_of_a_product_takes_arms_dot_products(
+    form: str, name: str, expected: str
+) -> None:
+    code = f"from tests.test_34_dots import arm_products; print(arm_products({form!r}, {name!r}))"
+    assert said_by(code) == expected
+
+
+def said_by(code: str, **variables: str) -> str:
+    """Return what a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        ("+avx2,+fma,+f16c", "AVX2"),
+        ("+avx2,+fma,+f16c,+avxvnni", "AVX-VNNI"),
+        ("", "plain vectors"),  # only LLVM knows what its haswell has
+    ],
+)
+def test_a_pretended_processor_uses_its_own_instructions(features: str, name: str) -> None:
+    code = "from minigen.kernels.cpu.dots import instructions; print(instructions())"
+    said = said_by(code, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)
+    assert said == name
