@@ -34,14 +34,14 @@ CACHE_LINE = 64
 def _complete_features() -> None:
     """Let Numba compile for what the system knows of an ARM processor and LLVM does not report.
 
-    LLVM's Host.cpp knows neither `dotprod` nor `i8mm`, and on macOS nothing. If Numba has begun to
-    compile before, or was told the features, they stay as they are.
+    LLVM's Host.cpp knows neither `dotprod` nor `i8mm`, and on macOS nothing. The features stay as
+    they are if NUMBA_CPU_FEATURES names them, or if Numba has compiled a function before.
     """
-    found, begun = arm_features(), "_toplevel_target_context" in vars(cpu_target)
-    if found and not begun and config.CPU_FEATURES is None:  # type: ignore[attr-defined]
+    found, is_late = arm_features(), "_toplevel_target_context" in vars(cpu_target)
+    if found and not is_late and config.CPU_FEATURES is None:  # type: ignore[attr-defined]
         known = filter(None, [str(get_host_cpu_features())])
-        told = ",".join([*known, *(f"+{each}" for each in sorted(found))])
-        config.CPU_FEATURES = told  # type: ignore[attr-defined]
+        completed = ",".join([*known, *(f"+{each}" for each in sorted(found))])
+        config.CPU_FEATURES = completed  # type: ignore[attr-defined]
 
 
 _complete_features()

@@ -81,7 +81,8 @@ def stutter(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "helps: documents go to another machine (the last column is the chats' alone). So would a "
         "scheduler that leaves chats a part of each step (vLLM: --long-prefill-token-threshold); "
         f"the documents' first tokens then come later. Of the {len(documents[0])} documents, "
-        f"{first}, {second} and {third} keep 500 ms in the three columns (in the last, on a machine of their own), and the quickest first "
+        f"{first}, {second} and {third} keep 500 ms in the three columns (in the last, on a "
+        "machine of their own), and the quickest first "
         f"token takes {least:.2f} s. That is their arithmetic, and no knob mends it: documents "
         "need an objective of their own, or a faster machine.",
     )
