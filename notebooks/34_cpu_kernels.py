@@ -991,9 +991,8 @@ picture(
 for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
-print(
-    f"B is now {mark(bandwidth / 1e9, 'GB/s')}\n\nan Intel Xeon, by the instructions that it may use:"
-)
+print(f"B is now {mark(bandwidth / 1e9, 'GB/s')}")
+print("\nan Intel Xeon; 10^9 bytes and operations per second, ridge in tokens:")
 print(lesson.table_of_roofs())
 
 # %% [markdown]
