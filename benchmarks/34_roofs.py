@@ -1,8 +1,8 @@
 """The roofs of this processor: what memory delivers, and what the products of minigen compute.
 
-The bandwidth is that of a sum over memory that no cache holds. A peak is that of a product of 256
-tokens with packed weights, few enough for the cache; each number is the median of several. The file
-of results has an entry for each processor, so that chapter 34 can show them side by side:
+The bandwidth is that of a sum over more memory than most caches hold. A peak is that of a product
+of 256 tokens with packed weights, few enough for the cache; each number is the median of several.
+The file of results has an entry for each processor that it ran on, and for each that was pretended:
 
   python benchmarks/34_roofs.py --json benchmarks/results/34_roofs.json
   python benchmarks/34_roofs.py --pretend avx2 --json benchmarks/results/34_roofs.json

@@ -78,7 +78,7 @@ def _sum(numbers):  # type: ignore[no-untyped-def]
 class Probe:
     """Measures this machine's ceilings repeatedly, each time in a few tenths of a second.
 
-    The bandwidth is that of a sum over `megabytes`, which no cache holds. A peak is that of a
+    The bandwidth is that of a sum over `megabytes`, more than most caches hold. A peak is that of a
     product of `PEAK_TOKENS` tokens with `hidden` rows of an engine's weights, few enough for the
     cache.
     """

@@ -1,4 +1,4 @@
-"""What torch reports about this machine, and how to return memory to the operating system."""
+"""What torch and the system report about this machine, and how to give memory back to it."""
 
 import ctypes
 import mmap
@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 _THREADS_AT_START = torch.get_num_threads()
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_features() -> frozenset[str]:
@@ -31,6 +33,36 @@ def cpu_name() -> str:
 def _capabilities() -> Mapping[str, Any]:
     get: Callable[[], Mapping[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)
     return get()
+
+
+def arm_features() -> frozenset[str]:
+    """Return `neon`, `dotprod` and `i8mm` as far as this ARM processor has them, in LLVM's names.
+
+    On a processor of another kind the result is empty. Linux and macOS say what there is (arm64's
+    elf_hwcaps.rst; Apple, "Determining instruction set characteristics"); elsewhere it is `neon`.
+    """
+    if platform.machine().lower() not in ("arm64", "aarch64"):
+        return frozenset()
+    if platform.system() == "Linux":
+        words = _CPUINFO.read_text(encoding="utf-8", errors="replace").split()
+        has = {"dotprod": "asimddp" in words, "i8mm": "i8mm" in words}
+    else:
+        has = {
+            "dotprod": _system_number("hw.optional.arm.FEAT_DotProd") == 1,
+            "i8mm": _system_number("hw.optional.arm.FEAT_I8MM") == 1,
+        }
+    return frozenset({"neon", *(name for name, present in has.items() if present)})
+
+
+def _system_number(name: str) -> int:
+    """Return an integer that macOS knows by this name, or 0."""
+    if platform.system() != "Darwin":
+        return 0
+    value, size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return value.value
 
 
 def num_cores() -> int:

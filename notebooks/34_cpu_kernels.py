@@ -203,10 +203,10 @@ guess_share.compare(
 # | Apple M1 and later, most ARM servers (NEON) | 128 bits | 4 | yes | `sdot` |
 # | Intel Core since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
-# | Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
+# | most Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
 # (The names in brackets are those of sets of instructions. AMX has registers with two dimensions, **AMX tiles**
-# of 16 rows of 64 bytes, and one instruction that multiplies two of them and adds the result to a third.) The
+# of up to 16 rows of 64 bytes, and one instruction that multiplies two of them and adds the result to a third.) The
 # package's vector kernels, and ours below, are always written for sixteen lanes. Where a register is
 # shorter, the compiler takes two or four registers for them. The results are the same; how many
 # instructions they need differs. (With AMX, the package also has kernels for tiles. Their sums of bfloat16
@@ -744,7 +744,8 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # weights of one row (blue; 128 was added to each, as explained below) meet the same four inputs (yellow),
 # and the four products are added to the lane's sum (green). Lane 0 by hand: $124 \cdot (-28) + 128 \cdot
 # (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
-# `vpdpbusd`; elsewhere the package asks for plainer instructions, with the same whole numbers as result.
+# `vpdpbusd` (with AVX-VNNI two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`, with the
+# same whole numbers as result.
 #
 # `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken
 # back by one number for each group of inputs, because
@@ -791,7 +792,7 @@ picture(
 measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
 # %% [markdown]
-# A 0 in the last line means that the compiler took plainer instructions, as on a Mac. The sums in the
+# A 0 in the last line means that your processor has no `vpdpbusd`, as on a Mac. The sums in the
 # figure are the same.
 #
 # ## The product in panels
@@ -990,7 +991,8 @@ picture(
 for n, (_, taken) in by_tokens.items():
     print(f"{n:>2} at once: {mark(taken / by_tokens[1][1], 'times the time of one', 2)}")
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
-print("\nan Intel Xeon, by the instructions that it may use; 10^9 per second:")
+print(f"B is now {mark(bandwidth / 1e9, 'GB/s')}")
+print("\nan Intel Xeon; 10^9 bytes and operations per second, ridge in tokens:")
 print(lesson.table_of_roofs())
 
 # %% [markdown]
@@ -1000,39 +1002,44 @@ print(lesson.table_of_roofs())
 # limit, so there another token costs more than the roof says. Near the ridge, reading and computing
 # overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
 # integer dots; eight tokens can be more than there are registers. (By vector instructions, the package stops
-# at four in int8 and int4.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
+# at four in int8 and int4. If 8 tokens take nearly as long as 16, which use the same tile, another program
+# probably disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
 # are counted once, as bytes that are written. Many processors read a line from memory before they write
 # to it; then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
 #
-# ### The roofs of other processors
+# ### One processor, four sets of instructions
 #
-# The slope and the flat part are what the package's kernels reach on a machine. The table below the figure is
-# about one processor, an Intel Xeon (two hardware threads of a rented server), which was told four times which
-# instructions it may use. So its rows are the last three of the table in *What a processor has*, with AVX2
-# twice. [A benchmark](../benchmarks/34_roofs.py) measured them, and prints the same for your machine: the bytes
-# per second of a sum over 256 MB, as in the first cell, and the operations per second of the package's products
-# of 256 tokens with weights that a cache holds. (Figure 34.7 takes the fastest run of a simpler product. So
-# compare the rows of the table only with each other.)
+# A roofline shows what programs have reached on a machine. The table below the figure is about one processor, an
+# Intel Xeon (two hardware threads of a rented server). For each row, Numba was allowed other instructions, those
+# of the last three rows of the table in *What a processor has*, with AVX2 twice. (BF16 is the dot product of two
+# pairs of bfloat16 numbers.) The slope is a sum over 268 MB, the flat part are the package's products of 256
+# tokens, with weights that a cache holds, each the middle of several runs.
+# [The benchmark](../benchmarks/34_roofs.py) prints the first four numbers for your machine, and with
+# `--pretend avx2` those for fewer instructions. (Compare the rows only with each other: the flat part of figure
+# 34.7 is higher, because its product has no zeros, and its fastest run counts. And compare the numbers of a
+# column: int4 was measured on rows of 1,536, int8 on rows of 576.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
 # weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte. By hand, for the
-# first row: its ridge is at $166 / 32.9 = 5.1$ operations per byte, and $5.1 / 1.88 = 2.7$ tokens.
+# first row: its ridge is at $166 / 32.9 = 5.05$ operations per byte, and $5.05 / 1.88 = 2.7$ tokens.
 #
-# - Memory is the same in all rows. (The differences are chance, since others use the server, too.) Every ridge is
-#   right of one token, so by the roofline one token waits for memory in all four, and better instructions do
-#   not help it.
-# - They raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the operations
-#   on registers of the same width, AVX-512 a third more, and AMX a tenth more than that. In bfloat16
-#   nearly all of the gain is AMX's.
-# - That is because minigen uses the same AMX instruction in all three forms, the one for bfloat16: whole numbers
-#   of eight bits are exact in bfloat16. With weights in bfloat16 a sum stays in its AMX tile for 512 columns or
-#   more. In int8 it leaves after each 32, to be multiplied by their scales with vector instructions, 18 times in
-#   a row of 576. This takes about as long as the product itself. (An AMX tile is a register, and not a
-#   tile of the last section.)
-# - With AMX the ridge is only a calculation. An AMX tile always computes sixteen tokens, from codes that were
-#   unpacked before, so minigen uses them for int8 from 48 tokens on, and for fewer tokens the instructions of
-#   the row above.
+# - Memory is the same in all rows. (The differences are chance, since others use the server, too, and its last
+#   cache may keep a part of the sum. A computer with AVX2 has another memory, and so another slope.) Every ridge
+#   is right of one token, so by the roofline one token waits for memory in all four. (One token does not reach
+#   the flat part, so in the first row it may be near its limit in arithmetic, too.)
+# - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
+#   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
+#   wide, and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
+# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 in all three forms. (There is
+#   one for bytes, twice as fast. But an input and its zero, below, are together no byte. bfloat16 holds all of
+#   these whole numbers exactly.) With weights in bfloat16 a sum stays in its AMX tile for a whole row of 576, or
+#   for 512 columns of a row of 1,536. In int8 it leaves after each 32, to be multiplied by their scales with
+#   vector instructions, 18 times in a row of 576. Storing, loading and scaling halve the speed. (An AMX tile is a
+#   register, and not a tile of the last section.)
+# - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
+#   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
+#   instructions of the row above. With these, the ridge is at $458 / 34.0 / 1.88 = 7.2$ tokens.
 #
 # ## What bytes as inputs cost
 #
@@ -1146,8 +1153,8 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end (with AMX, a tile does that for
-# sixteen rows of keys and values). With `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
+# In each of the three, a lane sums its own result from beginning to end. (With AMX, an AMX tile holds the sums
+# of up to sixteen query rows, in another order.) With `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
 # head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a

@@ -85,6 +85,7 @@ from minigen_course import (
 from minigen_course.ch00_map import opening_test
 from minigen_course.ch52_slo import figures as draw
 from minigen_course.ch52_slo.capstone import Plan, score_of
+from minigen_course.ch52_slo.diagnosis.cases import case
 from minigen_course.ch52_slo.lesson import (
     Rates,
     Vitals,
@@ -94,7 +95,7 @@ from minigen_course.ch52_slo.lesson import (
     table,
     traffic_shapes,
 )
-from minigen_course.ch52_slo.mystery import case, mystery, try_knob
+from minigen_course.ch52_slo.mystery import mystery, try_knob
 from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.cost_model import Card, prefill_step
 from minigen_course.lab.load import put_load, run_apart
@@ -140,7 +141,7 @@ picture(
 # tokens stands at its left. Pink is the wait for the step that was running when the request came: the engine
 # takes requests in between two steps. Grey is the time in the queue, until the request first ran. Amber is
 # [prefill](../docs/glossary.md#prefill), until its first token. Blue is [decode](../docs/glossary.md#decode),
-# until its last token. The request that was already running had to wait for the long text between two of its
+# until its last token. Requests that were already running had to wait for the long text between two of their
 # words. Those that came while it was computed waited for that step to end (pink), and most then for a slot
 # (grey). (The **median**, p50, is the wait in the middle: 8 of the 17 are shorter.) The printed times begin
 # when a request was to be sent, the bars a few milliseconds later, when it reached the server.
@@ -224,8 +225,8 @@ explore(
 #
 # Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly
 # lie below what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent
-# requests and a percentile $p$ (here 0.99), two standard deviations of that share (about 95 of 100
-# samples lie within) are
+# requests and a percentile $p$ (here 0.99), two standard deviations of that share are the following. (The standard
+# deviation says how far values usually lie from their mean; about 95 of 100 samples lie within two of them.)
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
@@ -235,8 +236,8 @@ explore(
 # slowest requests: the next cell prints p94.6 instead of p97 for 100 requests.) How many seconds that is depends on
 # how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
 # one distribution, and prints how far their p99 differ. The last lines are of two
-# servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average: how do you add up their
-# p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
+# servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average (and most shorter than
+# that: an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
 # deviation 0.8. That makes a **lognormal** distribution, with a long tail as real latencies have. The p99 of a
 # bell curve lies 2.326 standard deviations above its mean, so the latency's p99 is
 # $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
@@ -283,7 +284,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # - Reading: 15 of the 16 GB (all but the embedding's table) at 300 GB/s take 0.050 s. A token's keys and values
 #   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
 # - Computing: each token is multiplied with 7.505 billion weights, two operations each, at 121 TFLOP/s. So the
-#   arithmetic computes 8,060 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
+#   arithmetic computes 8,062 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
 #   the decodes', so a prompt makes a step longer only if it has more than about 400 tokens. Two of five have
 #   (their lengths lie between 100 and 600), by 100 tokens or 0.012 s on average. A step meets a prompt in
 #   4 × 0.057 = 0.23 of the cases, which makes 0.23 × 0.4 × 0.012 = 0.001 s on average.
@@ -296,9 +297,9 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # The model is simplified in two ways, and both make a prompt's tokens too expensive. Each of them counts the
 # output head, 0.525 of the 7.505 billion weights, and attends to all tokens of its request up to the
 # end of its chunk. In chapter 17 only the last token of a prompt goes through the head, and each token
-# attends only to itself and those before it. So prompts of more than about 430 tokens, which are computed
-# for longer than the weights are read, take longer here than they should, as the first lines of the cell
-# print. Decode steps are the same.
+# attends only to itself and those before it. So prompts of more than about 400 tokens take longer here than
+# they should, as the first lines of the cell print. (From there on, computing takes longer than reading. In
+# chapter 17 it does from about 430 on.) Decode steps are the same.
 #
 # (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second: a Poisson process.
 # `constant(4, 200)` would be one every quarter of a second. `asks` gives each a
@@ -315,15 +316,16 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # | $n_p, n_o$ | tokens of a prompt and of an answer, mean | `prompt`, `output` | 350, 100 |
 # | $W$ | seconds that a request runs, about $n_o$ steps | `e2e` without the queue | 100 × 0.057 = 5.7 |
 # | $N$ | requests that run at once | `running`, at most `max_num_seqs` | 4 × 5.7 = 23 |
-# | $C$ | tokens per second that the arithmetic allows | `flops / (2 × multiplied weights)` | 8,060 |
-# | $\rho$ | share of the arithmetic in use | `arithmetic used` | 4 × 450 / 8,060 = 22 % |
+# | $C$ | tokens per second that the arithmetic allows | `flops / (2 × multiplied weights)` | 8,062 |
+# | $\rho$ | share of the arithmetic in use | `arithmetic used` | 4 × 450 / 8,062 = 22 % |
 # | $b$ | tokens per block | `block_size` | 16 |
 # | $B$ | blocks in use | `KV cache used` | 23 × 400 / 16 = 575 of 3,300, 17 % |
 #
 # The first is **Little's law** ([Little 1961](https://doi.org/10.1287/opre.9.3.383)): requests in a
 # system = arrival rate × time in it. The second leaves out attention's own FLOPs. The third assumes
 # that an answer is, on average over its life, half written. If $N$ exceeds `max_num_seqs`, or
-# $\rho$ or the share of blocks comes near 1, then a queue grows.
+# $\rho$ or the share of blocks comes near 1, then a queue grows. ($N$ is a mean. Near the limit chance already
+# makes a queue, so leave room.)
 
 # %%
 show(Card.seconds, Knobs)
@@ -357,7 +359,7 @@ for name, value in vitals.rows().items():
 # Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
 # depend on the lengths and the load. Here a prompt of 350 tokens takes one step of about 0.06 s, and its
 # answer of 100 tokens takes 5.7 s. So decode takes 99 % of a request's time, and the arithmetic is used
-# to 22 %. A prompt of 6,000 tokens (at least 6,000 / 8,060 = 0.74 s) with an answer of 10 tokens (0.57 s)
+# to 22 %. A prompt of 6,000 tokens (at least 6,000 / 8,062 = 0.74 s) with an answer of 10 tokens (0.57 s)
 # spends more time in prefill than in decode.
 #
 # The [bandwidth](../docs/glossary.md#memory-bandwidth) has no row among the vital signs, because a decode
@@ -536,7 +538,7 @@ print(
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
 # (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
-# long as 6 more.)
+# long as 7 more.)
 # With 46 or more running, nearly every step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
@@ -602,7 +604,8 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
 # fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
 # of Prometheus. `[2m]` means: over the last two minutes. (At four requests per second that is 480 requests, too
-# few for a p99. On a server with so little traffic, ask for a longer time.) `sum by (le)` adds the buckets of all servers;
+# few for a p99. On a server with so little traffic, ask for a longer time; the queries below are for more than
+# eight requests per second.) `sum by (le)` adds the buckets of all servers;
 # `le` is a bucket's upper bound, "less or equal". Braces choose by a label, and `=~` allows several values.
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
@@ -613,7 +616,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 #
 # A server's TTFT begins when the request arrives at the server, and not when it was to be sent. It does
 # not include delays of the client, of the network or of a late load generator. And the time in the queue is
-# counted when a request ends, so those that still wait are not in its mean.
+# counted when an answer is complete, so neither those that still wait nor those that gave up are in its mean.
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -637,7 +640,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # |---|---|
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
-# | requests wait for five minutes without a pause | more has arrived than the server could take, for five minutes or before |
+# | requests wait at every reading of five minutes | more arrives than the server can take, or it has not caught up with an earlier rush |
 # | requests wait, batch slots (`--max-num-seqs` less `running`) are free, and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
 # | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see systems 3 and 4, later) |
@@ -676,8 +679,9 @@ draw.dashboard(
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
 # 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
-# stays below its own: each running request is served well, and the others wait in the queue.
-# (The percentiles are estimated from buckets, as above. So a p99 may be longer than the whole flood: if
+# stays far below 100 ms: each running request is served well, and the others wait in the queue.
+# (Each percentile is of the two seconds before a reading, so at the end of those that waited longest.
+# They are estimated from buckets, as above. So a p99 may be longer than the whole flood: if
 # it lies in the bucket from 2.5 to 5 s, it may be shown near 5 s, although no request waited 4 s.)
 #
 # ## Diagnosis as a method
@@ -710,21 +714,24 @@ draw.dashboard(
 # A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
 # need no change, and if it does not hand the problem upwards. A gateway that refuses requests
 # because the engine has too few batch slots hides the symptom: the clients that it refuses get no answer.
+# (Where one customer takes all slots, the gateway is right: system 8.)
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
 # hidden. Ask of each sign: is it at its limit, and is it the reason?
 #
-# - **Batch slots:** *running, at most* may have reached their number, or another limit held it below.
-#   Compare it with *waiting*, the blocks and the arithmetic: if requests wait, and neither blocks nor
-#   arithmetic are full, it was the slots. (If they all came at once and *running, on average* is far
-#   lower, slots stood empty while requests waited. Then the slots are not full.)
+# - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
+#   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
+#   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
+#   answer is `nothing`; there *running, on average* is far lower than *at most*). The number of slots is not
+#   among the signs below, so ask what else could have held *running* at its highest value.
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
 #   6,000: 95 and 81 %. (A step takes 2 ms besides, and attention $4 \cdot 32 \cdot 4{,}096 = 524{,}288$
 #   operations for each token and each token of its request.)
 # - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50 if such steps
-#   come all the time, and as *kept ITL* below 100 % if they are few and meet the same requests. Look at both.
+#   come all the time. If they come only for a while, they are few of all gaps, but many of the gaps of the
+#   requests that ran then; so *kept ITL* falls below 100 %. Look at both.
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help. (In the eight
 #   systems below it never is.)
@@ -754,7 +761,7 @@ stutter = case(2, saturated=None, broken=second_run)
 # whatever the setting; the diagnosis says why.)
 #
 # **3. Requests are stopped and start again.** Answers are long, and throughput is down. The server was
-# started with 3,300 blocks, all that the card's memory holds.
+# started with 3,300 blocks, all that the memory of the GPU, the card, holds.
 #
 # **4. Throughput is low, and requests wait beside empty slots.** A hundred requests come at once.
 
@@ -785,8 +792,8 @@ for num_blocks in (90, 100, 250):
 # are 64 batch slots. With 90 blocks only three requests run at once, and the others wait; an alert on
 # preemptions would be silent. With 100 blocks it is the same, and the cache is never more than 90 % full,
 # because the last ten blocks are too few for a prompt. With 250 it is fuller than that, and all is well.
-# So the share in use alone says little. Look at `waiting` beside the free batch slots, and at the
-# preemptions.
+# So the share in use alone says little. Look at the preemptions, and at `waiting` beside free batch slots, if
+# the arithmetic is free, too. (System 7 will have such a queue with blocks to spare.)
 #
 # **5. The prefix cache does not help.** All requests carry the same instructions of 1,500 tokens.
 #
@@ -820,11 +827,14 @@ for what, knobs in {
     tried[what] = vitals = Vitals.of(simulate(seven.load, knobs))
     print(
         f"system 7 with {what}: {vitals.found.output_rate:,.0f} tokens per second, "
-        f"{vitals.kept:.0%} kept both"
+        f"ITL p50 {1e3 * vitals.found.itl.p50:.0f} ms, {vitals.kept:.0%} kept both"
     )
 
 # %% [markdown]
 # ## The table, and what each looked like
+#
+# (The last line shows why no request keeps both with 1,024 tokens: such a step takes longer than the ITL
+# objective allows.)
 #
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
@@ -883,7 +893,7 @@ for length in (200, 6000):
 # | shape | fills first | remedy | seen in system |
 # |---|---|---|---|
 # | many short | batch slots | more slots; a limit on the queue when these are full | 1 |
-# | few long | blocks | KV cache in 8 bits, fewer sequences at once, more memory | 3 |
+# | few long | blocks | KV cache in 8 bits, more memory (fewer sequences at once only move the wait to the queue) | 3 |
 # | bursts | batch slots if they are few, else the arithmetic of all their prompts, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4 (after its first change), 6 |
 # | one system prompt | arithmetic, for the same tokens | prefix cache, and the equal part in front | 5 |
 # | mixed | token budget | smaller steps, then long prompts to another machine | 2 |
@@ -895,8 +905,9 @@ for length in (200, 6000):
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
 # Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full
-# blocks, and work is done twice (system 3). **Pipeline parallelism** against latency: a token still
-# visits all layers, and the transfers come on top (chapter 41). **Speculative decoding** against low
+# blocks, and work is done twice (system 3). **Pipeline parallelism** against the time between tokens: a token
+# still visits all layers, and the transfers come on top. (A long prompt, in chunks, does get its first token
+# sooner: chapters 41 and 42.) **Speculative decoding** against low
 # throughput: a small model guesses tokens, and the large one checks them in one step. That helps while
 # the arithmetic has room, and can cost throughput in a full batch.
 #
@@ -964,14 +975,15 @@ guess_recover.compare(sum(recovered.values()))
 #
 # ## Your turn: the mystery server
 #
-# Six servers, six faults, and no labels. You get what an operator has: the flags, the gateway's log
+# Six servers, six faults, and no labels but a number, their **seed** (of the random numbers of their traffic).
+# You get what an operator has: the flags, the gateway's log
 # of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
 # tokens are divided among API keys), and the vital signs of all its requests together. Most flags that
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
 # of the cache is free, and still most first tokens take seconds.
 #
-# In every server, some knob in a wrong layer is tempting (the card still holds 3,300 blocks at most). In some
-# servers such a fix raises goodput, sometimes much, but not enough. The cell prints all gauges, and the one after it
+# In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at most). In some
+# servers such a fix raises goodput, sometimes much, but not enough. The cell prints all vital signs, and the one after it
 # tries a knob on seed 3 that is tempting, too (there, `*` marks what has changed). Then use the picture:
 # choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
 # `mystery.py`. Open it afterwards.)
@@ -1092,8 +1104,8 @@ reveal(52, load_test=mine)
 # / 121 = 22.8 s, together 83.5 s of the GPU. (FLOPs are counted by the simple model, with the head for
 # each token of a prompt. The rule is the same for all plans.) A decode step reads the weights once, for
 # one sequence or for sixty. So a plan is cheap if its steps are full, its prompts are computed once, and
-# its requests do not fail. A plan continues the ladder of Figure 25.1: change one field at a time, and
-# each rung has a score. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps
+# its requests do not fail. As in Figure 25.1, where each way to serve is a rung of a ladder, change one field at a
+# time, and see the score of each rung. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps
 # are emptier, so more of them read the weights.) The cell shows the fields of a plan, and prints the
 # plain plan's score, its kinds of requests and the gauges that say what is full; `score_of(plan, 2)` is
 # the second trace.
@@ -1167,7 +1179,7 @@ measured("the longest gap, before divided by after", before.itl.max / again.itl.
 #
 # These are the seven questions of [chapter 00](00_map.ipynb). Answer them again: read the questions,
 # write a letter instead of each `None`, and run the cell. It shows your guesses from chapter 00, your
-# answers of today, and the best answers with their reasons. (The guesses are read from the file
+# answers of today, and for each that you answered the best answer with its reason. (The guesses are read from the file
 # `opening_test.json` in this folder; without it, that column stays empty.)
 
 # %%
@@ -1258,7 +1270,8 @@ verdicts(
         f"{late.vitals[0].most_arithmetic:.0%} of the arithmetic is in use, and "
         f"{late.vitals[0].kept:.0%} of the requests keep both objectives",
         holds(late.vitals[0].kept > 0.9),
-        "utilisation as drivers report it says that something runs, not that it helps",
+        "utilisation as drivers report it says that something runs, not that it helps (the simulated "
+        "machine never pauses while it has work)",
     ),
     Claim(
         "Exponential backoff prevents retry storms",

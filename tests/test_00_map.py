@@ -84,6 +84,8 @@ def test_guesses_are_kept_and_compared(
     assert "Right in chapter 00: 1 of 7; right now: 2 of 7." in text
     (mean,) = (line for line in text.splitlines() if line.startswith("The mean response"))
     assert " | a ✗ | c ✓ | c: A few requests" in mean
+    assert text.count("(answer first)") == 5, "no solution before an answer"
+    assert QUESTIONS["four_bits"].because not in text
     assert "<table>" in shown[0]["text/html"]
 
 
@@ -93,7 +95,8 @@ def test_the_closing_test_works_without_guesses(
     shown: list[dict[str, str]] = []
     monkeypatch.setattr(opening_test, "display", lambda data, raw: shown.append(data))
     opening_test.compare(tmp_path)
-    assert "Right in chapter 00: 0 of 7; right now: 0 of 7." in shown[0]["text/plain"]
+    text = shown[0]["text/plain"]
+    assert "Right in chapter 00: none answered; right now: none answered." in text
 
 
 def test_a_wrong_name_or_letter_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ pytest.importorskip("numba")
 
 from llvmlite import binding, ir
 from numba import njit, typeof
-from numba.core.codegen import get_host_cpu_features
 
+from minigen import hardware
 from minigen.kernels.cpu import dots, simd
 from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
 from minigen.kernels.cpu.elementwise import quantized
@@ -36,12 +37,13 @@ from minigen.kernels.cpu.packed_weights import Codes4, Codes8
 from minigen.kernels.cpu.simd import WORDS, load, same
 from tools.chapters import ROOT
 
-HERE = {each[1:] for each in str(get_host_cpu_features()).split(",") if each.startswith("+")}
 ARM = "aarch64-linux-gnu"
 possible = pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=pytest.mark.skipif(not way.needs <= HERE, reason="not here"))
+        pytest.param(
+            way, marks=pytest.mark.skipif(not way.needs <= dots.FEATURES, reason="not here")
+        )
         for way in BYTE_DOTS
     ],
     ids=[way.name for way in BYTE_DOTS],
@@ -270,3 +272,46 @@ def test_a_pretended_processor_uses_its_own_instructions(features: str, name: st
     code = "from minigen.kernels.cpu.dots import instructions; print(instructions())"
     said = said_by(code, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)
     assert said == name
+
+
+def test_numba_compiles_for_what_the_system_knows_of_an_arm_processor() -> None:
+    """The name stands for one that LLVM does not report; no function of these modules uses it."""
+    code = """
+from minigen import hardware
+hardware.arm_features = lambda: frozenset({"widekl"})
+from minigen.kernels.cpu import step
+from numba.core.registry import cpu_target
+from minigen.kernels.cpu.dots import FEATURES
+print("widekl" in FEATURES, cpu_target.target_context.codegen()._tm_features.endswith("+widekl"))
+"""
+    assert said_by(code) == "True True"
+    assert said_by(code, NUMBA_CPU_FEATURES="+sse2") == "False False", "a request is obeyed"
+    late = "from numba import njit; njit(lambda: 0)" + code
+    assert said_by(late) == "False False", "it is too late"
+
+
+CPUINFO = "Features\t: fp asimd aes crc32 atomics {}\nCPU implementer\t: 0x41\n"
+
+
+@pytest.mark.parametrize(
+    ("system", "said", "expected"),
+    [
+        ("Linux", CPUINFO.format("asimddp i8mm"), {"neon", "dotprod", "i8mm"}),
+        ("Linux", CPUINFO.format("asimddp"), {"neon", "dotprod"}),
+        ("Linux", CPUINFO.format(""), {"neon"}),
+        ("Darwin", "FEAT_DotProd", {"neon", "dotprod"}),
+        ("Windows", "", {"neon"}),
+    ],
+)
+def test_the_system_says_what_an_arm_processor_has(
+    system: str, said: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(said, "utf-8")
+    monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "system", lambda: system)
+    if system == "Darwin":
+        monkeypatch.setattr(hardware, "_system_number", lambda name: int(name.endswith(said)))
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert hardware.arm_features() == expected
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert hardware.arm_features() == frozenset()

@@ -10,6 +10,7 @@ from minigen.bench.report import Outcome, Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
 from minigen_course.ch52_slo import lesson
+from minigen_course.ch52_slo.diagnosis.cases import CURES
 from minigen_course.ch52_slo.lesson import (
     Case,
     Rates,
@@ -22,7 +23,6 @@ from minigen_course.ch52_slo.lesson import (
     table,
     traffic_shapes,
 )
-from minigen_course.ch52_slo.mystery import CURES
 from minigen_course.lab.cost_model import (
     Card,
     config_of,

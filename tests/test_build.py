@@ -22,7 +22,7 @@ from minigen_course.grading.question import questions
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.course_files import headings
 from minigen_course.kit.assignment import Assignment, assignments_of
-from minigen_course.kit.build import FORMATS, Course, build, read_course
+from minigen_course.kit.build import FORMATS, Course, build, for_commands, read_course
 from minigen_course.kit.cli import course
 from minigen_course.kit.for_classroom import repository_of
 from minigen_course.kit.for_nbgrader import source_notebook
@@ -46,8 +46,7 @@ def run(*arguments: object) -> Any:
 
 def in_process(module: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", module, *map(str, arguments)]
-    own = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = os.environ | {"PATH": own}  # these commands start others by their names
+    env = os.environ | for_commands()
     return subprocess.run(words, cwd=cwd, capture_output=True, encoding="utf-8", env=env)
 
 
@@ -308,3 +307,16 @@ def test_cells_award_shares_and_say_why_not(capsys: pytest.CaptureFixture[str]) 
     answered(22, num_blocks=1)
     with pytest.raises(Wrong, match="no answer yet"):
         answered(22, num_blocks=None)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("C", "C.UTF-8"), ("C.UTF-8", None)])
+def test_nbgraders_commands_run_in_a_utf8_locale(name: str, expected: str | None) -> None:
+    """In a folder with letters outside ASCII, alembic fails in the locale C."""
+    code = "from minigen_course.kit.build import for_commands; print(for_commands().get('LC_ALL'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LC_ALL": name},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.stdout.strip() == str(expected), done.stderr

@@ -244,8 +244,7 @@ class MetricsPage(Collector):
     `registry` belongs to this page, not to the process. It also reports the process's memory and
     CPU time, and accepts further collectors. `prefix` starts every name: "minigen:", or "vllm:" for
     dashboards that were made for vLLM; any other raises `OptionError`. A refused request reaches no
-    engine, so refusals count for the whole server; vLLM has no such metric. All methods are
-    thread-safe.
+    engine, so refusals count for the whole server. All methods are thread-safe.
     """
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4

@@ -160,7 +160,7 @@ def keep(folder: Path | None = None, **guesses: str | None) -> None:
 
 
 def compare(folder: Path | None = None, **answers: str | None) -> None:
-    """Show each question's solution beside the guess of chapter 00 and the answer of today.
+    """Show the guess of chapter 00, the answer of today and, if there is one, the solution.
 
     Raises `ValueError` for a name or a letter that does not exist.
     """
@@ -169,14 +169,19 @@ def compare(folder: Path | None = None, **answers: str | None) -> None:
     for name, question in QUESTIONS.items():
         guesses = [Prediction(question.text, found.get(name), 1) for found in (before, now)]
         right = f"{question.right}: {question.answers[LETTERS.index(question.right)]}"
-        because = f"{question.because} (Chapter {question.chapters}.)"
+        chapters = "Chapters" if " and " in question.chapters else "Chapter"
+        because = f"{question.because} ({chapters} {question.chapters}.)"
+        if name not in now:
+            right, because = "(answer first)", ""
         rows.append(
             (question.text, *(_mark(each, question.right) for each in guesses), right, because)
         )
     counts = [sum(row[column].endswith("✓") for row in rows) for column in (1, 2)]
-    said = (
-        f"Right in chapter 00: {counts[0]} of {len(rows)}; right now: {counts[1]} of {len(rows)}."
-    )
+    scores = [
+        f"{count} of {len(rows)}" if given else "none answered"
+        for count, given in zip(counts, (before, now), strict=True)
+    ]
+    said = f"Right in chapter 00: {scores[0]}; right now: {scores[1]}."
     text = "\n".join([*(" | ".join(row) for row in rows), said])
     heads = ("question", "chapter 00", "now", "best answer", "because")
     table = "".join(_row(row, "td") for row in rows)

@@ -354,7 +354,7 @@ QUERIES = {  # what it says -> PromQL
     "(rate(minigen:inter_token_latency_seconds_bucket[2m])))",
     "share of first tokens within 500 ms": "sum(rate(minigen:time_to_first_token_seconds_bucket"
     '{le="0.5"}[2m])) / sum(rate(minigen:time_to_first_token_seconds_count[2m]))',
-    "mean time in the queue, of ended requests": "sum(rate("
+    "mean time in the queue, of answered requests": "sum(rate("
     "minigen:request_queue_time_seconds_sum[2m])) / "
     "sum(rate(minigen:request_queue_time_seconds_count[2m]))",
     "requests that wait": "sum(minigen:num_requests_waiting)",

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import locale
 import logging
 import os
 import shutil
@@ -210,21 +211,31 @@ def _for_classroom(folder: Path, assignment: Assignment, seed: int) -> Sequence[
 _WRITERS = {"nbgrader": _for_nbgrader, "otter": _for_otter, "github-classroom": _for_classroom}
 
 
+def for_commands() -> dict[str, str]:
+    """Return the environment variables with which nbgrader's commands find what they start.
+
+    nbgrader starts `alembic` by its name, so this Python's own commands come first in PATH. And
+    alembic reads a file with the name of this Python's folder in the locale's encoding, which must
+    be UTF-8 if that name has letters outside ASCII.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    in_utf8 = locale.getencoding().lower().replace("-", "") == "utf8"
+    return {"PATH": path} | ({} if in_utf8 else {"LC_ALL": "C.UTF-8"})
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what a library logs and prints to itself, and this process's folder as it was.
-
-    nbgrader starts `alembic` by its name, so this Python's own commands come first in PATH.
-    """
-    here, path = Path.cwd(), os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
+    """Keep what a library logs and prints to itself, and this process's folder as it was."""
+    here, variables = Path.cwd(), dict(os.environ)
+    os.environ.update(for_commands())
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        os.environ["PATH"] = path
+        os.environ.clear()
+        os.environ.update(variables)
         logging.disable(before)
         os.chdir(here)
 

@@ -2,7 +2,7 @@
 
 A lane has 32 bits. One operand's bytes are unsigned and the other's are signed, as `vpdpbusd`
 wants them. Every way gives the same bits: whole numbers have exact sums, and pairs of bfloat16 are
-added in the order of `vdpbf16ps`.
+added in the order of `vdpbf16ps` (which takes numbers below 2^-126 as 0).
 
 `BYTE_DOTS` lists the ways, the fastest first; `fastest` chooses the one for a set of instructions.
 Codes of four bits allow shorter ways than all 256 values of a byte: sixteen products of them add up
@@ -111,6 +111,7 @@ def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -
         found = call(builder, "llvm.x86.avx2.pmadd.ub.sw", halves, args)
         return builder.bitcast(found, parts[0].type)
 
+    assert len(codes) <= FEW
     sums = None
     for each in zip(codes, signed, strict=True):
         twos = builder.bitcast(in_parts(builder, 8, sums_of_two, *each), HALVES)
@@ -149,7 +150,10 @@ _sdot, _usdot = _neon("sdot"), _neon("usdot")
 
 
 def _dotprod(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Take the unsigned bytes less 128, and add 128 x the sum of the signed ones."""
+    """Take the unsigned bytes less 128, and add 128 x the sum of the signed ones.
+
+    All lanes have the same signed bytes, so LLVM computes that sum once for all of a token's.
+    """
     less = builder.xor(unsigned, same(-0x7F7F7F80))
     sums = _sdot(builder, same(0), same(0x01010101), signed)
     return _sdot(builder, builder.add(total, builder.shl(sums, same(7))), less, signed)

@@ -23,9 +23,28 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, overload, register_model
 
+from minigen.hardware import arm_features
+
 CACHE_LINE = 64
+
+
+def _complete_features() -> None:
+    """Let Numba compile for what the system knows of an ARM processor and LLVM does not report.
+
+    LLVM's Host.cpp knows neither `dotprod` nor `i8mm`, and on macOS nothing. The features stay as
+    they are if NUMBA_CPU_FEATURES names them, or if Numba has compiled a function before.
+    """
+    found, is_late = arm_features(), "_toplevel_target_context" in vars(cpu_target)
+    if found and not is_late and config.CPU_FEATURES is None:  # type: ignore[attr-defined]
+        known = filter(None, [str(get_host_cpu_features())])
+        completed = ",".join([*known, *(f"+{each}" for each in sorted(found))])
+        config.CPU_FEATURES = completed  # type: ignore[attr-defined]
+
+
+_complete_features()
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
