@@ -162,7 +162,9 @@ picture(
 # is 0.3 s, the gaps are 0.1, 0.1 and 0.9 s, TPOT is (1.4 − 0.3) / 3 = 0.37 s, and E2E is 1.4 s. Two of
 # three gaps are short, one is a stutter, and TPOT shows neither.
 #
-# An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below 500
+# An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share and a period:
+# 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error budget**, and an alert asks how fast
+# it is used up. Papers on serving call the limit alone an SLO, and so does this chapter.) Guides call a TTFT below 500
 # ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
 # noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
 # gaps (the gap that 95 of 100 of them do not exceed; where it falls between two gaps, a line is drawn
@@ -285,7 +287,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 #   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
 # - Computing: each token is multiplied with 7.505 billion weights, two operations each, at 121 TFLOP/s. So the
 #   arithmetic computes 8,062 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
-#   the decodes', so a prompt makes a step longer only if it has more than about 400 tokens. Two of five have
+#   the decodes', so a prompt makes a step longer only if it has more than about 410 tokens. Two of five have
 #   (their lengths lie between 100 and 600), by 100 tokens or 0.012 s on average. A step meets a prompt in
 #   4 × 0.057 = 0.23 of the cases, which makes 0.23 × 0.4 × 0.012 = 0.001 s on average.
 # - The overhead is 0.002 s.
@@ -451,7 +453,7 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # The length of the load matters much more when more arrives than the machine can serve. Send 14 requests per
 # second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no
-# prompt makes the others wait long; system 2 will show why), and stop after 175 requests. Or stop after 700,
+# prompt makes the others wait long; the second of eight broken systems will show why), and stop after 175 requests. Or stop after 700,
 # four times as many. By what factor does the number of good answers grow?
 
 # %%
@@ -509,7 +511,8 @@ print(
 # running, a step takes about 0.064 s (0.050 s for the weights, 0.011 s for 64 caches of 400 tokens, 0.002 s
 # of overhead, and a little for prompts), so a request with its prefill runs for about 6.5 s, and the slots
 # answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
-# throughput says that all loads there are equally good. Orange collapses. Once the machine is
+# throughput says that all loads there are equally good. (Where blocks are full it even falls, because work is
+# done twice; system 3 will show that.) Orange collapses. Once the machine is
 # **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
 # second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
 # chance brings more than the slots answer. So a part of the window is still good there, and how much
@@ -533,7 +536,7 @@ print(
 # next resource is full.
 #
 # The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
-# step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
+# step that fills its token budget of 512 (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
@@ -543,7 +546,7 @@ print(
 #
 # ## What a million tokens costs
 #
-# An hour costs the same, whatever comes out of it. Late tokens earn nothing, so count only tokens of
+# An hour costs the same, whatever comes out of it. Late tokens earn nothing, so count only the output tokens of
 # requests that kept their objectives, the **good tokens**. With a price of $p$ dollars per hour and
 # $g$ good tokens per second,
 #
@@ -553,7 +556,8 @@ print(
 # much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
 # = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
-# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top).
+# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also charges for
+# the tokens of prompts, so with long prompts renting pays earlier than these lines say.
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -617,6 +621,9 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # A server's TTFT begins when the request arrives at the server, and not when it was to be sent. It does
 # not include delays of the client, of the network or of a late load generator. And the time in the queue is
 # counted when an answer is complete, so neither those that still wait nor those that gave up are in its mean.
+# Refusals count requests, and the endings count answers, so where requests ask for several answers the share of
+# the lost is larger than the query says. (The queries add up all servers. For an alert about waiting, look at
+# each server: `min_over_time(minigen:num_requests_waiting[5m]) > 0`.)
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -722,8 +729,8 @@ draw.dashboard(
 # - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
 #   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
 #   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
-#   answer is `nothing`; there *running, on average* is far lower than *at most*). The number of slots is not
-#   among the signs below, so ask what else could have held *running* at its highest value.
+#   answer is `nothing`). The number of slots is not among the signs below. But compare *the same while others
+#   wait* with *running, at most*: near it, the slots were full; far below it, they were not.
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
@@ -833,8 +840,8 @@ for what, knobs in {
 # %% [markdown]
 # ## The table, and what each looked like
 #
-# (The last line shows why no request keeps both with 1,024 tokens: such a step takes longer than the ITL
-# objective allows.)
+# (The last line of the cell above shows why no request of system 7 keeps both with 1,024 tokens: such a step takes
+# longer than the ITL objective allows.)
 #
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
@@ -904,8 +911,9 @@ for length in (200, 6000):
 # machine. A fair gateway counts tokens, and paid APIs limit both, as
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
-# Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full
-# blocks, and work is done twice (system 3). **Pipeline parallelism** against the time between tokens: a token
+# Some guides name remedies that do not cure. **Preemption** for lack of blocks against bursts: it is a symptom,
+# and work is done twice (system 3). (Preemption by priority is another thing: SGLang can interrupt a job for a
+# person. minigen does not, so in system 6 some chats still wait.) **Pipeline parallelism** against the time between tokens: a token
 # still visits all layers, and the transfers come on top. (A long prompt, in chunks, does get its first token
 # sooner: chapters 41 and 42.) **Speculative decoding** against low
 # throughput: a small model guesses tokens, and the large one checks them in one step. That helps while
@@ -1328,7 +1336,8 @@ verdicts(
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**,
 #   **[SGLang](https://docs.sglang.io/references/production_metrics.html)** and
 #   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)**
-#   export Prometheus metrics as here. All three can also send traces of single requests by
+#   export Prometheus metrics as here (SGLang with `--enable-metrics`; TGI is in maintenance mode, and its makers
+#   recommend the other two). All three can also send traces of single requests by
 #   OpenTelemetry, a standard format for "where the time went" across several programs.
 # - **vLLM**, SGLang and **TensorRT-LLM** can run prefill and decode on different GPUs
 #   ([disaggregation](https://docs.vllm.ai/en/latest/features/disagg_prefill/)): then a long prompt
