@@ -151,9 +151,9 @@ picture(
 # - **TTFT**, [time to first token](../docs/glossary.md#time-to-first-token-ttft): from when a request
 #   was to be sent until its first text.
 # - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two
-#   events with text. Here an event carries one token, or more where a token alone is no text that can be
-#   sent yet (half a character, or the beginning of a stop string). If this server falls behind, several
-#   events arrive together, with gaps near 0. Other servers may put several tokens into one event.
+#   events of the answer's stream (chapter 51) that have text. Here an event carries one token, or more where a token alone is no text that can be
+#   sent yet (half a character, or the beginning of a stop string). If the part that sends falls behind the engine,
+#   several events arrive together, with gaps near 0. Other servers may put several tokens into one event.
 # - **TPOT**, time per output token: one number per request, the time from its first text to its last,
 #   divided by its tokens without the first. A stutter disappears in it.
 # - **E2E**, end to end: from when the request was to be sent until its end.
@@ -234,12 +234,12 @@ explore(
 #
 # By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a
 # p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
-# roughly: near 1 the true bounds are not symmetric. Both lie lower, because a small sample has few of the
-# slowest requests: the next cell prints p94.6 instead of p97 for 100 requests.) How many seconds that is depends on
+# roughly: near 1 the true bounds are not symmetric. Both lie lower than the formula's, because a small sample
+# often has none of the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends on
 # how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
 # one distribution, and prints how far their p99 differ. The last lines are of two
 # servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average (and most shorter than
-# that: an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
+# that, and ever fewer ever longer: an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
 # deviation 0.8. That makes a **lognormal** distribution, with a long tail as real latencies have. The p99 of a
 # bell curve lies 2.326 standard deviations above its mean, so the latency's p99 is
 # $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
@@ -280,7 +280,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # `DynamicScheduler`.
 #
 # How long is a step of this machine? It takes as long as the longer one of reading and computing, and an
-# overhead. Say that four requests arrive per second, and that 23 run, each with 350 tokens of prompt and, on
+# overhead. Say that four requests arrive per second, and that 23 run (why 23 follows below the list), each with 350 tokens of prompt and, on
 # average over its life, half of its 100 tokens of answer: 400 tokens.
 #
 # - Reading: 15 of the 16 GB (all but the embedding's table) at 300 GB/s take 0.050 s. A token's keys and values
@@ -350,7 +350,7 @@ for name, value in vitals.rows().items():
 
 # %% [markdown]
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
-# sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
+# sum says 23; the run begins and ends with an empty machine, and this draw has 3.9 requests per second). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
 # share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* had
 # been computed when their request was preempted; they are computed again, except those that the prefix cache
@@ -535,7 +535,7 @@ print(
 # resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
 # next resource is full.
 #
-# The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
+# The objectives matter as much. With 60 ms for ITL (the slider `itl_ms`), nothing is left at 6 per second, because a
 # step that fills its token budget of 512 (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
@@ -604,7 +604,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # In braces behind a name are its **labels**, which tell counts of the same name apart, such as the reason why a
 # request ended (`finished_reason="abort"`) or a bucket's bound.
 #
-# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
+# Names, behind the prefix, and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
 # fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
 # of Prometheus. `[2m]` means: over the last two minutes. (At four requests per second that is 480 requests, too
@@ -648,9 +648,9 @@ queries(page)  # also checks that this server exports every metric that a query 
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
 # | requests wait at every reading of five minutes | more arrives than the server can take, or it has not caught up with an earlier rush |
-# | requests wait, batch slots (`--max-num-seqs` less `running`) are free, and most blocks are in use | the next prompt needs more blocks than are free |
+# | requests wait, batch slots are free (fewer run than `--max-num-seqs`), and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see systems 3 and 4, later) |
+# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see the three small runs after system 4) |
 # | prefix hit rate falls below half of its usual value | perhaps a client changed the beginning of its prompts |
 #
 # (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
@@ -701,6 +701,8 @@ draw.dashboard(
 #    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
 #    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
 #    admits the load. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
+#    (Then more slots may do as well for this load, but the next job of that customer can be larger than any number
+#    of slots. So limit it first, and then add slots.)
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
@@ -708,7 +710,7 @@ draw.dashboard(
 # | layer | owns | its knobs | chapters |
 # |---|---|---|---|
 # | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23, 24, 51 |
-# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` | 51 |
+# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` (requests of an API key, the secret word that a client sends, that run or wait) | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
 # | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 35, 41, 42 |
 # | L2 runtime | weights as loaded | `--weights` | 11, 34, 35 |
@@ -746,8 +748,8 @@ draw.dashboard(
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
-# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
-# columns are of the same requests.
+# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and the latencies
+# of all columns are of the same requests.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -933,7 +935,7 @@ for length in (200, 6000):
 # pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
 # seven new requests per second.)
 #
-# Five kinds of clients: no retries; three retries, each at once after the try before it; three retries with
+# Five kinds of clients: no retries; three retries, each as soon as the client has given up the try before; three retries with
 # **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with
 # a **retry budget**, so that all retries together are at most 10 % of first tries; and retries at once before
 # a server that stops a request when its client has gone (chapter 51). How many of the five have recovered at
@@ -1308,8 +1310,8 @@ verdicts(
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
 # - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when arithmetic is full.
-#   When the batch slots are full, and blocks and arithmetic are free, add slots first: refusing alone hides
-#   the fault. A priority for people, or a limit per key, holds when the next job or flood is larger. A limit per key is for fairness among tenants.
+#   When the batch slots are full, and blocks and arithmetic are free, add slots: refusing alone hides the fault. If
+#   one customer or job fills them, limit it first, because the next one may be larger than any number of slots. A limit per key is for fairness among tenants.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.

@@ -131,8 +131,8 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "static batch waits for its longest answer (chapter 24). Continuous batching refills a "
         f"slot as soon as it is free. (A static batch of {most_at_once} gives "
         f"{Vitals.of(roomy).found.output_rate:,.0f} tokens per second, more than continuous "
-        "batching with sixteen, because this load comes only once. Where requests keep coming, the "
-        "others would wait for the longest answer of each batch.)",
+        "batching with sixteen slots, because it has four times as many. But a request that comes "
+        "later would wait for the longest answer of the batch before.)",
         moved="Yes: to the batch slots, so more of them give more tokens per second again. The "
         f"objectives stay unmet, because the {tokens:,} tokens of a hundred prompts that come at "
         f"once need {seconds:.1f} s of arithmetic, and {len(load) - most_at_once} requests still "
@@ -246,7 +246,7 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         limited,
         ("waiting, at most", "TTFT p99"),
         tenant="other",
-        why="One key's flood holds all 32 batch slots and most of the queue. First come first "
+        why="One key's flood holds nearly all 32 batch slots and most of the queue. First come first "
         "served is fair to requests but not to people. With a limit per key, the flood gets what "
         "fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the "
         "others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
