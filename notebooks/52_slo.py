@@ -27,9 +27,9 @@
 # thing. At the end, six servers have faults that only you can find, and thirty seconds of traffic
 # wait for your plan.
 #
-# **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics and write queries for
-# them, say where the time of a slow request went, find the knob for a symptom, and ask whether the
-# bottleneck has moved.
+# **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics
+# and write queries for them, say where the time of a slow request went, find the knob for a symptom, and ask
+# whether the bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
 # about 120 minutes to read and try, about 100 for the
@@ -150,10 +150,11 @@ picture(
 #
 # - **TTFT**, [time to first token](../docs/glossary.md#time-to-first-token-ttft): from when a request
 #   was to be sent until its first text.
-# - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two
-#   events of the answer's stream (chapter 51) that have text. Here an event carries one token, or more where a token alone is no text that can be
-#   sent yet (half a character, or the beginning of a stop string). If the part that sends falls behind the engine,
-#   several events arrive together, with gaps near 0. Other servers may put several tokens into one event.
+# - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two events of
+#   the answer's stream (chapter 51) that have text. Here an event carries one token, or more where a token
+#   alone is no text that can be sent yet (half a character, or the beginning of a stop string). If the part
+#   that sends falls behind the engine, several events arrive together, with gaps near 0. Other servers may put
+#   several tokens into one event.
 # - **TPOT**, time per output token: one number per request, the time from its first text to its last,
 #   divided by its tokens without the first. A stutter disappears in it.
 # - **E2E**, end to end: from when the request was to be sent until its end.
@@ -232,17 +233,17 @@ explore(
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
-# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a
-# p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
-# roughly: near 1 the true bounds are not symmetric. Both lie lower than the formula's, because a small sample
-# often has none of the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends on
-# how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
-# one distribution, and prints how far their p99 differ. The last lines are of two
-# servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average (and most shorter than
-# that, and ever fewer ever longer: an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
-# deviation 0.8. That makes a **lognormal** distribution, with a long tail as real latencies have. The p99 of a
-# bell curve lies 2.326 standard deviations above its mean, so the latency's p99 is
-# $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
+# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a p97,
+# or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only roughly: near 1
+# the true bounds are not symmetric. Both lie lower than the formula's, because a small sample often has none of
+# the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends
+# on how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from one
+# distribution, and prints how far their p99 differ. The last lines are of two servers, one of which had a bad
+# minute, with latencies of 0.1 s and of 1 s on average (and most shorter than that, and ever fewer ever longer:
+# an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of
+# the latency has a normal distribution, the bell curve, with mean -1.5 and standard deviation 0.8. That makes a
+# **lognormal** distribution, with a long tail as real latencies have. The p99 of a bell curve lies 2.326
+# standard deviations above its mean, so the latency's p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -280,8 +281,8 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # `DynamicScheduler`.
 #
 # How long is a step of this machine? It takes as long as the longer one of reading and computing, and an
-# overhead. Say that four requests arrive per second, and that 23 run (why 23 follows below the list), each with 350 tokens of prompt and, on
-# average over its life, half of its 100 tokens of answer: 400 tokens.
+# overhead. Say that four requests arrive per second, and that 23 run (why 23 follows below the list), each with
+# 350 tokens of prompt and, on average over its life, half of its 100 tokens of answer: 400 tokens.
 #
 # - Reading: 15 of the 16 GB (all but the embedding's table) at 300 GB/s take 0.050 s. A token's keys and values
 #   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
@@ -349,13 +350,13 @@ for name, value in vitals.rows().items():
     print(f"{name:<28}{value:>10}")
 
 # %% [markdown]
-# The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
-# sum says 23; the run begins and ends with an empty machine, and this draw has 3.9 requests per second). The fullest moment uses more of the cache
-# and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
-# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* had
-# been computed when their request was preempted; they are computed again, except those that the prefix cache
-# still holds then. A *refused* request got status 429 (chapter 51), and counts as one that
-# misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
+# The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the sum says
+# 23; the run begins and ends with an empty machine, and this draw has 3.9 requests per second). The fullest
+# moment uses more of the cache and of the arithmetic than the mean, of course. *Arithmetic used* is of the
+# busiest ten seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation.
+# *Tokens given up* had been computed when their request was preempted; they are computed again, except those
+# that the prefix cache still holds then. A *refused* request got status 429 (chapter 51), and counts as one
+# that misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
 # section below is about it.
 #
 # Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
@@ -452,9 +453,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # still arrive.
 #
 # The length of the load matters much more when more arrives than the machine can serve. Send 14 requests per
-# second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no
-# prompt makes the others wait long; the second of eight broken systems will show why), and stop after 175 requests. Or stop after 700,
-# four times as many. By what factor does the number of good answers grow?
+# second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no prompt
+# makes the others wait long; the second of eight broken systems will show why), and stop after 175 requests. Or
+# stop after 700, four times as many. By what factor does the number of good answers grow?
 
 # %%
 guess_more = predict("Good answers of 700 requests: how many times those of 175?", None, within=1.5)
@@ -915,11 +916,11 @@ for length in (200, 6000):
 #
 # Some guides name remedies that do not cure. **Preemption** for lack of blocks against bursts: it is a symptom,
 # and work is done twice (system 3). (Preemption by priority is another thing: SGLang can interrupt a job for a
-# person. minigen does not, so in system 6 some chats still wait.) **Pipeline parallelism** against the time between tokens: a token
-# still visits all layers, and the transfers come on top. (A long prompt, in chunks, does get its first token
-# sooner: chapters 41 and 42.) **Speculative decoding** against low
-# throughput: a small model guesses tokens, and the large one checks them in one step. That helps while
-# the arithmetic has room, and can cost throughput in a full batch.
+# person. minigen does not, so in system 6 some chats still wait.) **Pipeline parallelism** against the time
+# between tokens: a token still visits all layers, and the transfers come on top. (A long prompt, in chunks,
+# does get its first token sooner: chapters 41 and 42.) **Speculative decoding** against low throughput: a small
+# model guesses tokens, and the large one checks them in one step. That helps while the arithmetic has room, and
+# can cost throughput in a full batch.
 #
 # ## Retry storms
 #
@@ -935,11 +936,11 @@ for length in (200, 6000):
 # pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
 # seven new requests per second.)
 #
-# Five kinds of clients: no retries; three retries, each as soon as the client has given up the try before; three retries with
-# **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with
-# a **retry budget**, so that all retries together are at most 10 % of first tries; and retries at once before
-# a server that stops a request when its client has gone (chapter 51). How many of the five have recovered at
-# second 60?
+# Five kinds of clients: no retries; three retries, each as soon as the client has given up the try before;
+# three retries with **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor
+# (**jitter**); the same with a **retry budget**, so that all retries together are at most 10 % of first tries;
+# and retries at once before a server that stops a request when its client has gone (chapter 51). How many of
+# the five have recovered at second 60?
 
 # %%
 guess_recover = predict("How many of the five kinds recover?", None, within=1)
@@ -1309,9 +1310,10 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when arithmetic is full.
-#   When the batch slots are full, and blocks and arithmetic are free, add slots: refusing alone hides the fault. If
-#   one customer or job fills them, limit it first, because the next one may be larger than any number of slots. A limit per key is for fairness among tenants.
+# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when
+#   arithmetic is full. When the batch slots are full, and blocks and arithmetic are free, add slots: refusing
+#   alone hides the fault. If one customer or job fills them, limit it first, because the next one may be larger
+#   than any number of slots. A limit per key is for fairness among tenants.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.
