@@ -248,8 +248,8 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         tenant="other",
         why="One key's flood holds nearly all 32 batch slots and most of the queue. First come "
         "first served is fair to requests but not to people. With a limit per key, the flood gets "
-        "what fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the "
-        "others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
+        "what fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law "
+        "the others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
         f"machine they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 "
         f"for the flood, 2 are left, and {Vitals.of(loose, tenant='other').kept:.0%} keep both. "
         "Try the layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and "
