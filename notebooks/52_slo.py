@@ -27,9 +27,9 @@
 # thing. At the end, six servers have faults that only you can find, and thirty seconds of traffic
 # wait for your plan.
 #
-# **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics and write queries for
-# them, say where the time of a slow request went, find the knob for a symptom, and ask whether the
-# bottleneck has moved.
+# **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics
+# and write queries for them, say where the time of a slow request went, find the knob for a symptom, and ask
+# whether the bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
 # about 120 minutes to read and try, about 100 for the
@@ -150,10 +150,11 @@ picture(
 #
 # - **TTFT**, [time to first token](../docs/glossary.md#time-to-first-token-ttft): from when a request
 #   was to be sent until its first text.
-# - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two
-#   events with text. Here an event carries one token, or more where a token alone is no text that can be
-#   sent yet (half a character, or the beginning of a stop string). If this server falls behind, several
-#   events arrive together, with gaps near 0. Other servers may put several tokens into one event.
+# - **ITL**, [inter-token latency](../docs/glossary.md#inter-token-latency-itl): each gap between two events of
+#   the answer's stream (chapter 51) that have text. Here an event carries one token, or more where a token
+#   alone is no text that can be sent yet (half a character, or the beginning of a stop string). If the part
+#   that sends falls behind the engine, several events arrive together, with gaps near 0. Other servers may put
+#   several tokens into one event.
 # - **TPOT**, time per output token: one number per request, the time from its first text to its last,
 #   divided by its tokens without the first. A stutter disappears in it.
 # - **E2E**, end to end: from when the request was to be sent until its end.
@@ -162,7 +163,9 @@ picture(
 # is 0.3 s, the gaps are 0.1, 0.1 and 0.9 s, TPOT is (1.4 − 0.3) / 3 = 0.37 s, and E2E is 1.4 s. Two of
 # three gaps are short, one is a stutter, and TPOT shows neither.
 #
-# An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below 500
+# An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share and a period:
+# 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error budget**, and an alert asks how fast
+# it is used up. Papers on serving call the limit alone an SLO, and so does this chapter.) Guides call a TTFT below 500
 # ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
 # noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
 # gaps (the gap that 95 of 100 of them do not exceed; where it falls between two gaps, a line is drawn
@@ -230,17 +233,17 @@ explore(
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
-# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a
-# p97, or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only
-# roughly: near 1 the true bounds are not symmetric. Both lie lower, because a small sample has few of the
-# slowest requests: the next cell prints p94.6 instead of p97 for 100 requests.) How many seconds that is depends on
-# how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from
-# one distribution, and prints how far their p99 differ. The last lines are of two
-# servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average (and most shorter than
-# that: an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of the latency has a normal distribution, the bell curve, with mean -1.5 and standard
-# deviation 0.8. That makes a **lognormal** distribution, with a long tail as real latencies have. The p99 of a
-# bell curve lies 2.326 standard deviations above its mean, so the latency's p99 is
-# $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
+# By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a p97,
+# or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only roughly: near 1
+# the true bounds are not symmetric. Both lie lower than the formula's, because a small sample often has none of
+# the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends
+# on how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from one
+# distribution, and prints how far their p99 differ. The last lines are of two servers, one of which had a bad
+# minute, with latencies of 0.1 s and of 1 s on average (and most shorter than that, and ever fewer ever longer:
+# an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of
+# the latency has a normal distribution, the bell curve, with mean -1.5 and standard deviation 0.8. That makes a
+# **lognormal** distribution, with a long tail as real latencies have. The p99 of a bell curve lies 2.326
+# standard deviations above its mean, so the latency's p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -278,14 +281,14 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # `DynamicScheduler`.
 #
 # How long is a step of this machine? It takes as long as the longer one of reading and computing, and an
-# overhead. Say that four requests arrive per second, and that 23 run, each with 350 tokens of prompt and, on
-# average over its life, half of its 100 tokens of answer: 400 tokens.
+# overhead. Say that four requests arrive per second, and that 23 run (why 23 follows below the list), each with
+# 350 tokens of prompt and, on average over its life, half of its 100 tokens of answer: 400 tokens.
 #
 # - Reading: 15 of the 16 GB (all but the embedding's table) at 300 GB/s take 0.050 s. A token's keys and values
 #   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
 # - Computing: each token is multiplied with 7.505 billion weights, two operations each, at 121 TFLOP/s. So the
 #   arithmetic computes 8,062 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
-#   the decodes', so a prompt makes a step longer only if it has more than about 400 tokens. Two of five have
+#   the decodes', so a prompt makes a step longer only if it has more than about 410 tokens. Two of five have
 #   (their lengths lie between 100 and 600), by 100 tokens or 0.012 s on average. A step meets a prompt in
 #   4 × 0.057 = 0.23 of the cases, which makes 0.23 × 0.4 × 0.012 = 0.001 s on average.
 # - The overhead is 0.002 s.
@@ -347,13 +350,13 @@ for name, value in vitals.rows().items():
     print(f"{name:<28}{value:>10}")
 
 # %% [markdown]
-# The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
-# sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
-# and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten seconds, as a
-# share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens given up* had
-# been computed when their request was preempted; they are computed again, except those that the prefix cache
-# still holds then. A *refused* request got status 429 (chapter 51), and counts as one that
-# misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
+# The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the sum says
+# 23; the run begins and ends with an empty machine, and this draw has 3.9 requests per second). The fullest
+# moment uses more of the cache and of the arithmetic than the mean, of course. *Arithmetic used* is of the
+# busiest ten seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation.
+# *Tokens given up* had been computed when their request was preempted; they are computed again, except those
+# that the prefix cache still holds then. A *refused* request got status 429 (chapter 51), and counts as one
+# that misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
 # section below is about it.
 #
 # Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
@@ -450,9 +453,9 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # still arrive.
 #
 # The length of the load matters much more when more arrives than the machine can serve. Send 14 requests per
-# second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no
-# prompt makes the others wait long; system 2 will show why), and stop after 175 requests. Or stop after 700,
-# four times as many. By what factor does the number of good answers grow?
+# second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no prompt
+# makes the others wait long; the second of eight broken systems will show why), and stop after 175 requests. Or
+# stop after 700, four times as many. By what factor does the number of good answers grow?
 
 # %%
 guess_more = predict("Good answers of 700 requests: how many times those of 175?", None, within=1.5)
@@ -509,7 +512,8 @@ print(
 # running, a step takes about 0.064 s (0.050 s for the weights, 0.011 s for 64 caches of 400 tokens, 0.002 s
 # of overhead, and a little for prompts), so a request with its prefill runs for about 6.5 s, and the slots
 # answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
-# throughput says that all loads there are equally good. Orange collapses. Once the machine is
+# throughput says that all loads there are equally good. (Where blocks are full it even falls, because work is
+# done twice; system 3 will show that.) Orange collapses. Once the machine is
 # **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
 # second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
 # chance brings more than the slots answer. So a part of the window is still good there, and how much
@@ -532,8 +536,8 @@ print(
 # resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
 # next resource is full.
 #
-# The objectives matter as much. With 60 ms for `itl_ms`, nothing is left at 6 per second, because a
-# step that fills its budget of 512 tokens (prompts and decode together) takes longer than that, and so
+# The objectives matter as much. With 60 ms for ITL (the slider `itl_ms`), nothing is left at 6 per second, because a
+# step that fills its token budget of 512 (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
@@ -543,7 +547,7 @@ print(
 #
 # ## What a million tokens costs
 #
-# An hour costs the same, whatever comes out of it. Late tokens earn nothing, so count only tokens of
+# An hour costs the same, whatever comes out of it. Late tokens earn nothing, so count only the output tokens of
 # requests that kept their objectives, the **good tokens**. With a price of $p$ dollars per hour and
 # $g$ good tokens per second,
 #
@@ -553,7 +557,8 @@ print(
 # much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
 # = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
-# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top).
+# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also charges for
+# the tokens of prompts, so with long prompts renting pays earlier than these lines say.
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -600,7 +605,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # In braces behind a name are its **labels**, which tell counts of the same name apart, such as the reason why a
 # request ended (`finished_reason="abort"`) or a bucket's bound.
 #
-# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
+# Names, behind the prefix, and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/) (except for
 # `requests_refused_total`), so dashboards for Grafana, a program that draws what Prometheus has stored,
 # fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language
 # of Prometheus. `[2m]` means: over the last two minutes. (At four requests per second that is 480 requests, too
@@ -617,6 +622,9 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # A server's TTFT begins when the request arrives at the server, and not when it was to be sent. It does
 # not include delays of the client, of the network or of a late load generator. And the time in the queue is
 # counted when an answer is complete, so neither those that still wait nor those that gave up are in its mean.
+# Refusals count requests, and the endings count answers, so where requests ask for several answers the share of
+# the lost is larger than the query says. (The queries add up all servers. For an alert about waiting, look at
+# each server: `min_over_time(minigen:num_requests_waiting[5m]) > 0`.)
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -641,9 +649,9 @@ queries(page)  # also checks that this server exports every metric that a query 
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
 # | requests wait at every reading of five minutes | more arrives than the server can take, or it has not caught up with an earlier rush |
-# | requests wait, batch slots (`--max-num-seqs` less `running`) are free, and most blocks are in use | the next prompt needs more blocks than are free |
+# | requests wait, batch slots are free (fewer run than `--max-num-seqs`), and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see systems 3 and 4, later) |
+# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see the three small runs after system 4) |
 # | prefix hit rate falls below half of its usual value | perhaps a client changed the beginning of its prompts |
 #
 # (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
@@ -694,6 +702,8 @@ draw.dashboard(
 #    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
 #    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
 #    admits the load. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
+#    (Then more slots may do as well for this load, but the next job of that customer can be larger than any number
+#    of slots. So limit it first, and then add slots.)
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
@@ -701,7 +711,7 @@ draw.dashboard(
 # | layer | owns | its knobs | chapters |
 # |---|---|---|---|
 # | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23, 24, 51 |
-# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` | 51 |
+# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` (requests of an API key, the secret word that a client sends, that run or wait) | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
 # | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 35, 41, 42 |
 # | L2 runtime | weights as loaded | `--weights` | 11, 34, 35 |
@@ -722,8 +732,8 @@ draw.dashboard(
 # - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
 #   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
 #   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
-#   answer is `nothing`; there *running, on average* is far lower than *at most*). The number of slots is not
-#   among the signs below, so ask what else could have held *running* at its highest value.
+#   answer is `nothing`). The number of slots is not among the signs below. But compare *the same while others
+#   wait* with *running, at most*: near it, the slots were full; far below it, they were not.
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
@@ -739,8 +749,8 @@ draw.dashboard(
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
-# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and all
-# columns are of the same requests.
+# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and the latencies
+# of all columns are of the same requests.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -833,8 +843,8 @@ for what, knobs in {
 # %% [markdown]
 # ## The table, and what each looked like
 #
-# (The last line shows why no request keeps both with 1,024 tokens: such a step takes longer than the ITL
-# objective allows.)
+# (The last line of the cell above shows why no request of system 7 keeps both with 1,024 tokens: such a step takes
+# longer than the ITL objective allows.)
 #
 # All eight at once, with the diagnoses: come back here when you have tried them. The last column is
 # the share of requests that kept both objectives, before the change, after it, and after the second
@@ -904,12 +914,13 @@ for length in (200, 6000):
 # machine. A fair gateway counts tokens, and paid APIs limit both, as
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
-# Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full
-# blocks, and work is done twice (system 3). **Pipeline parallelism** against the time between tokens: a token
-# still visits all layers, and the transfers come on top. (A long prompt, in chunks, does get its first token
-# sooner: chapters 41 and 42.) **Speculative decoding** against low
-# throughput: a small model guesses tokens, and the large one checks them in one step. That helps while
-# the arithmetic has room, and can cost throughput in a full batch.
+# Some guides name remedies that do not cure. **Preemption** for lack of blocks against bursts: it is a symptom,
+# and work is done twice (system 3). (Preemption by priority is another thing: SGLang can interrupt a job for a
+# person. minigen does not, so in system 6 some chats still wait.) **Pipeline parallelism** against the time
+# between tokens: a token still visits all layers, and the transfers come on top. (A long prompt, in chunks,
+# does get its first token sooner: chapters 41 and 42.) **Speculative decoding** against low throughput: a small
+# model guesses tokens, and the large one checks them in one step. That helps while the arithmetic has room, and
+# can cost throughput in a full batch.
 #
 # ## Retry storms
 #
@@ -925,11 +936,11 @@ for length in (200, 6000):
 # pause, on requests whose clients have gone. (The picture shows more than 28 where chance brings more than
 # seven new requests per second.)
 #
-# Five kinds of clients: no retries; three retries, each at once after the try before it; three retries with
-# **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with
-# a **retry budget**, so that all retries together are at most 10 % of first tries; and retries at once before
-# a server that stops a request when its client has gone (chapter 51). How many of the five have recovered at
-# second 60?
+# Five kinds of clients: no retries; three retries, each as soon as the client has given up the try before;
+# three retries with **exponential backoff**, which waits 1, 2, then 4 s, each times a random factor
+# (**jitter**); the same with a **retry budget**, so that all retries together are at most 10 % of first tries;
+# and retries at once before a server that stops a request when its client has gone (chapter 51). How many of
+# the five have recovered at second 60?
 
 # %%
 guess_recover = predict("How many of the five kinds recover?", None, within=1)
@@ -1299,9 +1310,10 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when arithmetic is full.
-#   When the batch slots are full, and blocks and arithmetic are free, add slots first: refusing alone hides
-#   the fault. A priority for people, or a limit per key, holds when the next job or flood is larger. A limit per key is for fairness among tenants.
+# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when
+#   arithmetic is full. When the batch slots are full, and blocks and arithmetic are free, add slots: refusing
+#   alone hides the fault. If one customer or job fills them, limit it first, because the next one may be larger
+#   than any number of slots. A limit per key is for fairness among tenants.
 # - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
 # - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
 #   may not.
@@ -1328,7 +1340,8 @@ verdicts(
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**,
 #   **[SGLang](https://docs.sglang.io/references/production_metrics.html)** and
 #   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)**
-#   export Prometheus metrics as here. All three can also send traces of single requests by
+#   export Prometheus metrics as here (SGLang with `--enable-metrics`; TGI is in maintenance mode, and its makers
+#   recommend the other two). All three can also send traces of single requests by
 #   OpenTelemetry, a standard format for "where the time went" across several programs.
 # - **vLLM**, SGLang and **TensorRT-LLM** can run prefill and decode on different GPUs
 #   ([disaggregation](https://docs.vllm.ai/en/latest/features/disagg_prefill/)): then a long prompt

@@ -101,7 +101,7 @@ def likely_choices(logits: torch.Tensor, sequence: Sequence) -> set[int]:
     for side in (-CLOSE, 0.0, CLOSE):
         kept = row
         if params.min_p > 0:
-            kept = keep_min_p(kept, torch.tensor([params.min_p * (1 - side)]))
+            kept = keep_min_p(kept, torch.tensor([min(params.min_p * (1 - side), 1.0)]))
         if params.top_k is not None and params.top_k < VOCAB:
             kept = keep_top_k(kept, torch.tensor([params.top_k]))
         if params.top_p < 1:

@@ -62,12 +62,14 @@ def rates_by_length(
 class Vitals:
     """The vital signs of a run, or of some of its requests: seconds, shares, counts.
 
+    `running_beside_waiting` is the mean of the requests that run while others wait, 0 if none does.
     `most_arithmetic` is the share of the card's FLOPs per second in the busiest ten seconds.
     `kept` is the share of all requests that met every objective; `kept_ttft` and `kept_itl` are the
     shares that met that objective. A refused request meets none.
     """
 
     running: float
+    running_beside_waiting: float
     most_running: int
     most_waiting: int
     most_kv: float
@@ -87,7 +89,9 @@ class Vitals:
         outcomes = run.outcomes if tenant is None else run.of(tenant)
         times = [0.0, *(each.at for each in run.moments)]
         spans = [after - before for before, after in pairwise(times)]
-        served = sum(each.running * span for each, span in zip(run.moments, spans, strict=True))
+        lasting = list(zip(run.moments, spans, strict=True))
+        served = sum(each.running * span for each, span in lasting)
+        waits = [(each.running, span) for each, span in lasting if each.waiting]
         counters, lost = run.readings.counters, list[int]()
         timeline = Timeline(
             times_only=True, on_preempted=lambda _, event: lost.append(event.counts["computed"])
@@ -101,6 +105,8 @@ class Vitals:
 
         return cls(
             running=served / sum(spans),
+            running_beside_waiting=sum(n * span for n, span in waits)
+            / max(sum(span for _, span in waits), 1e-9),
             most_running=max(each.running for each in run.moments),
             most_waiting=max(each.waiting for each in run.moments),
             most_kv=max(each.kv_used for each in run.moments),
@@ -123,6 +129,7 @@ class Vitals:
         assert found.goodput is not None
         return {
             "running, on average": f"{self.running:.1f}",
+            "the same while others wait": f"{self.running_beside_waiting:.1f}",
             "running, at most": f"{self.most_running}",
             "waiting, at most": f"{self.most_waiting}",
             "KV cache used, at most": f"{self.most_kv:.0%}",

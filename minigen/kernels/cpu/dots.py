@@ -13,6 +13,7 @@ Architecture Reference Manual for SDOT and USDOT.
 """
 
 from collections.abc import Callable, Collection
+from platform import machine
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -32,6 +33,11 @@ from minigen.kernels.cpu.simd import (
 
 BYTES = ir.VectorType(ir.IntType(8), 4 * NUM_LANES)
 HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
+_PMADDWD = {  # by their lanes
+    16: "llvm.x86.avx512.pmaddw.d.512",
+    8: "llvm.x86.avx2.pmadd.wd",
+    4: "llvm.x86.sse2.pmadd.wd",
+}
 FEW = 8  # vectors of codes up to 15: 8 x 2 x 15 x 128 is less than 2^15
 Emit = Callable[..., Any]
 
@@ -75,31 +81,35 @@ def _vnni256(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return in_parts(builder, 8, dots, total, unsigned, signed)
 
 
-def _pair_products256(builder: Any, a: Any, b: Any) -> Any:
-    """Multiply two vectors of 16-bit numbers with `vpmaddwd`, eight lanes at a time."""
+def _pair_products(builder: Any, a: Any, b: Any, width: int) -> Any:
+    """Multiply two vectors of 16-bit numbers with `vpmaddwd`, `width` lanes at a time."""
 
     def products(*parts: Any) -> Any:
-        halves = ir.VectorType(ir.IntType(16), 16)
+        halves = ir.VectorType(ir.IntType(16), 2 * width)
         args = [builder.bitcast(each, halves) for each in parts]
-        return call(builder, "llvm.x86.avx2.pmadd.wd", parts[0].type, args)
+        return call(builder, _PMADDWD[width], parts[0].type, args)
 
-    return in_parts(builder, 8, products, a, b)
+    return in_parts(builder, width, products, a, b)
 
 
-def _avx2(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Widen to 16 bits first: `vpmaddubsw` would saturate at two products of large bytes."""
-    eight = ir.Constant(HALVES, [8] * 2 * NUM_LANES)
-    codes, numbers = (builder.bitcast(each, HALVES) for each in (unsigned, signed))
-    even = [
-        builder.bitcast(builder.and_(unsigned, same(0x00FF00FF)), WORDS),
-        builder.bitcast(builder.ashr(builder.shl(numbers, eight), eight), WORDS),
-    ]
-    odd = [
-        builder.bitcast(builder.lshr(codes, eight), WORDS),
-        builder.bitcast(builder.ashr(numbers, eight), WORDS),
-    ]
-    products = (_pair_products256(builder, *each) for each in (even, odd))
-    return builder.add(total, builder.add(*products))
+def _widened(width: int) -> Emit:
+    """Return what widens bytes to 16 bits first, because `vpmaddubsw` would saturate."""
+
+    def emit(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        eight = ir.Constant(HALVES, [8] * 2 * NUM_LANES)
+        codes, numbers = (builder.bitcast(each, HALVES) for each in (unsigned, signed))
+        even = [
+            builder.and_(unsigned, same(0x00FF00FF)),
+            builder.bitcast(builder.ashr(builder.shl(numbers, eight), eight), WORDS),
+        ]
+        odd = [
+            builder.bitcast(builder.lshr(codes, eight), WORDS),
+            builder.bitcast(builder.ashr(numbers, eight), WORDS),
+        ]
+        products = [_pair_products(builder, a, b, width) for a, b in (even, odd)]
+        return builder.add(total, builder.add(*products))
+
+    return emit
 
 
 def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
@@ -116,7 +126,7 @@ def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -
     for each in zip(codes, signed, strict=True):
         twos = builder.bitcast(in_parts(builder, 8, sums_of_two, *each), HALVES)
         sums = twos if sums is None else builder.add(sums, twos)
-    fours = _pair_products256(builder, builder.bitcast(sums, WORDS), same(0x00010001))
+    fours = _pair_products(builder, builder.bitcast(sums, WORDS), same(0x00010001), 8)
     return builder.add(total, fours)
 
 
@@ -174,9 +184,10 @@ def _way(name: str, needs: str, emit: Emit, emit_codes: Emit | None = None) -> B
 BYTE_DOTS = (
     _way("AVX-512 VNNI", "avx512vnni", _vnni512),
     _way("AVX-VNNI", "avxvnni", _vnni256),
-    _way("AVX2", "avx2", _avx2, _avx2_codes),
+    _way("AVX2", "avx2", _widened(8), _avx2_codes),
     _way("NEON i8mm", "neon dotprod i8mm", _usdot, _in_turn(_sdot)),
     _way("NEON dotprod", "neon dotprod", _dotprod, _in_turn(_sdot)),
+    _way("SSE2", "x86-64", _widened(4)),
     _way("plain vectors", "", _plain),
 )
 
@@ -187,8 +198,10 @@ def fastest(features: Collection[str]) -> ByteDots:
 
 
 FEATURES = {each[1:] for each in target_features().split(",") if each.startswith("+")}
-HAS_PAIR_PRODUCTS = "avx512bw" in FEATURES
-HAS_SHORT_PAIR_PRODUCTS = "avx2" in FEATURES
+if machine() in ("x86_64", "AMD64"):
+    FEATURES.add("x86-64")  # every such processor has SSE2, whatever Numba was asked for
+PAIR_PRODUCTS = {"avx512bw": 16, "avx2": 8, "x86-64": 4}  # what they need, and their lanes
+PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in FEATURES), 0)
 HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
 WAY = fastest(FEATURES)
 
@@ -210,11 +223,8 @@ def code_dots(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> 
 
 def pair_product(builder: Any, a: Any, b: Any) -> Any:
     """Emit the dot products of two vectors of signed 16-bit pairs."""
-    if HAS_PAIR_PRODUCTS:
-        args = [builder.bitcast(each, HALVES) for each in (a, b)]
-        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, args)
-    if HAS_SHORT_PAIR_PRODUCTS:
-        return _pair_products256(builder, a, b)
+    if PAIR_LANES:
+        return _pair_products(builder, a, b, PAIR_LANES)
     low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
     high = [builder.ashr(each, same(16)) for each in (a, b)]
     return builder.add(builder.mul(*low), builder.mul(*high))

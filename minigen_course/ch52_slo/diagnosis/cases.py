@@ -124,15 +124,15 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "`--scheduler` static to continuous",
         broken,
         simulate(load, replace(knobs, scheduler="continuous")),
-        ("tokens per second", "running, on average"),
+        ("tokens per second", "the same while others wait"),
         then=f"`--max-num-seqs` 16 to {most_at_once}",
         further=simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=most_at_once)),
-        why="There are sixteen batch slots, on average half of them are empty, and still most "
-        "requests wait: a static batch waits for its longest answer (chapter 24). Continuous "
-        f"batching refills a slot as soon as it is free. (A static batch of {most_at_once} gives "
+        why="There are sixteen batch slots, nearly half of them are empty while others wait: a "
+        "static batch waits for its longest answer (chapter 24). Continuous batching refills a "
+        f"slot as soon as it is free. (A static batch of {most_at_once} gives "
         f"{Vitals.of(roomy).found.output_rate:,.0f} tokens per second, more than continuous "
-        "batching with sixteen, because this load comes only once. Where requests keep coming, the "
-        "others would wait for the longest answer of each batch.)",
+        "batching with sixteen slots, because it has four times as many. But a request that comes "
+        "later would wait for the longest answer of the batch before.)",
         moved="Yes: to the batch slots, so more of them give more tokens per second again. The "
         f"objectives stay unmet, because the {tokens:,} tokens of a hundred prompts that come at "
         f"once need {seconds:.1f} s of arithmetic, and {len(load) - most_at_once} requests still "
@@ -187,7 +187,8 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "that run are not interrupted, so it still waits for a free slot. (64 slots alone, without "
         f"a priority, do even more here: {Vitals.of(roomy, tenant='chat').kept:.0%} of the chats "
         "keep both, because blocks and arithmetic are free. But the next job may be larger than "
-        "any number of slots, and a priority helps then, too. So set both.)",
+        "any number of slots, and a priority helps then, too. So set both. "
+        "Where clients could all claim the best priority, let the gateway set it.)",
         moved="Not yet: it is still the batch slots, so some chats are late. With 64 slots it "
         "moves to the token budget: every chat has its first token in time, but the job's prompts "
         f"are computed in steps of {knobs.max_num_batched_tokens:,} tokens, and "
@@ -213,17 +214,19 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "cell try more slots, and larger steps.) Refusing can hide a symptom that a knob would "
         "cure, as with too few batch slots. Here no knob of the engine serves more, and a queue "
         "only lets all requests wait. So some must be lost: refusing them serves the others well, "
-        "and a refused client knows at once. Why a queue of 2? A request that is admitted has "
-        "at most one other before it. It waits for that one, for the prompt that is being "
-        "computed, and for its own: 3 prompts of about 0.085 s (600 / 8,062 = 0.074 s of "
-        "arithmetic, and more with the overhead, attention and the answers' tokens) are 0.26 s. "
-        "With a queue of 4 they are 5 prompts, or 0.43 s on average, and too long if the prompts "
-        "are. With a queue of 8 they are 9 prompts, or 0.77 s, which is too long. With queues of "
-        f"2, 3, 4 and 8, {kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or "
-        "three do equally well. (Such a limit is for a steady overload. Of ten such requests that "
-        "reach an idle machine together it refuses eight, though it could serve five in time.)",
+        "and a refused client knows at once. (Here it does not return. See the retry storms for "
+        "those that do.) Why a queue of 2? A request that is admitted has at most one other before "
+        "it. It waits for that one, for the prompt that is being computed, and for its own: 3 "
+        "prompts of about 0.085 s (600 / 8,062 = 0.074 s of arithmetic, and more with the "
+        "overhead, attention and the answers' tokens) are 0.26 s. With a queue of 4 they are 5 "
+        "prompts, or 0.43 s on average, and too long if the prompts are. With a queue of 8 they "
+        "are 9 prompts, or 0.77 s, which is too long. With queues of 2, 3, 4 and 8, "
+        f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or three do equally well. "
+        "(Such a limit is for a steady overload. Of ten such requests that reach an idle machine "
+        "together it refuses eight, though it could serve five in time.)",
         moved="No, and it will not until there is a second machine, because no setting makes this "
-        "one larger. (Arithmetic in 8 bits would, on a GPU that has it: chapter 35.)",
+        "one larger. (The L4 multiplies numbers of 8 bits twice as fast, "
+        "so an engine that computes in 8 bits would serve more: chapter 35.)",
     )
 
 
@@ -243,16 +246,16 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         limited,
         ("waiting, at most", "TTFT p99"),
         tenant="other",
-        why="One key's flood holds all 32 batch slots and most of the queue. First come first "
-        "served is fair to requests but not to people. With a limit per key, the flood gets what "
-        "fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law the "
-        "others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
+        why="One key's flood holds nearly all 32 batch slots and most of the queue. First come "
+        "first served is fair to requests but not to people. With a limit per key, the flood gets "
+        "what fits beside the others, and status 429 for the rest. Why 24 of 32? By Little's law "
+        "the others need 1 per second x 60 tokens x 0.055 s = 3.3 slots on average; alone on the "
         f"machine they use {alone.most_running} at most. 24 for the flood leave them 8. With 30 "
         f"for the flood, 2 are left, and {Vitals.of(loose, tenant='other').kept:.0%} keep both. "
         "Try the layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and "
         f"arithmetic are free, {roomy.kept:.0%} of all requests keep both, the flood's among them, "
         "and none is refused. But the next flood may be larger than any number of slots, and a "
-        "limit per key holds then, too. So set both.",
+        "limit per key holds then, too. So set both. (Two floods would get 24 slots each.)",
         moved="No: nothing is full for the others any more. The flood itself is still limited, by "
         f"its key: {Vitals.of(limited).refused} of its {num_flood} requests are refused, which "
         "the numbers above do not show, because they are the other's.",
