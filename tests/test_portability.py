@@ -113,6 +113,7 @@ def test_results_of_another_commit_are_not_this_ones(store: Store, tmp_path: Pat
         ("import sys; sys.exit('13_layers has no such cell.')", "13_layers has no such cell."),
         ("import sys; sys.exit('no file /some/where')", "exit status 1"),
         (
+            "print('ERROR    some.log:7 a line of a log');"
             "print('FAILED tests/test_a.py::test_b[x y] - assert 1\\nERROR tests/test_c.py');"
             "raise SystemExit(1)",
             "tests/test_a.py::test_b[x y], tests/test_c.py",

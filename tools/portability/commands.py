@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)  # no line of a log
 PASSED = re.compile(r"^(?:=+ )?((?:\d+ \w+, )*\d+ passed(?:, \d+ \w+)*)", re.MULTILINE)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GRACE_SECONDS = 10
