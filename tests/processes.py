@@ -1,10 +1,28 @@
-"""Other processes, as the system lists them: their parents, and whether they still run."""
+"""Other processes: run one, and find them, as the system lists them, by their parents."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 
+from tools.chapters import ROOT
+
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+def said_by(code: str, **variables: str) -> str:
+    """Return what a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def workers_of(process_id: int) -> list[int]:

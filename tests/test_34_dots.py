@@ -1,10 +1,7 @@
 """Dot products of lanes: exact in every way that this processor has, and machine code for Arm."""
 
-import os
 import platform
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -35,7 +32,7 @@ from minigen.kernels.cpu.microkernels import (
 )
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8
 from minigen.kernels.cpu.simd import WORDS, load, same
-from tools.chapters import ROOT
+from tests.processes import said_by
 
 ARM = "aarch64-linux-gnu"
 possible = pytest.mark.parametrize(
@@ -244,19 +241,6 @@ def test_the_inner_loop_of_a_product_takes_arms_dot_products(
 ) -> None:
     code = f"from tests.test_34_dots import arm_products; print(arm_products({form!r}, {name!r}))"
     assert said_by(code) == expected
-
-
-def said_by(code: str, **variables: str) -> str:
-    """Return what a process of its own prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(

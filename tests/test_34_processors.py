@@ -27,6 +27,7 @@ from minigen.kernels.cpu.microkernels import (
     zeros,
 )
 from minigen.kernels.cpu.simd import float16_at, load, load_float16, store, store_bfloat16
+from tests.processes import said_by
 from tools.chapters import ROOT
 
 
@@ -105,15 +106,7 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
     if features is not None:
         asked["NUMBA_CPU_FEATURES"] = features
     code = "from tests.test_34_processors import digest; print(digest())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | asked,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == digest()
+    assert said_by(code, **asked) == digest()
 
 
 @pytest.mark.parametrize("widen", [_widen, _widen_each])

@@ -27,6 +27,7 @@ from minigen_course.kit.cli import course
 from minigen_course.kit.for_classroom import repository_of
 from minigen_course.kit.for_nbgrader import source_notebook
 from minigen_course.kit.leaks import Released, leaks, released_notebook
+from tests.processes import said_by
 
 SEED = 7
 RIGHT = (
@@ -313,10 +314,4 @@ def test_cells_award_shares_and_say_why_not(capsys: pytest.CaptureFixture[str]) 
 def test_nbgraders_commands_run_in_a_utf8_locale(name: str, expected: str | None) -> None:
     """In a folder with letters outside ASCII, alembic fails in the locale C."""
     code = "from minigen_course.kit.build import for_commands; print(for_commands().get('LC_ALL'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"LC_ALL": name},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.stdout.strip() == str(expected), done.stderr
+    assert said_by(code, LC_ALL=name) == str(expected)

@@ -31,7 +31,6 @@ from minigen.kernels.cpu.simd import (
     target_features,
 )
 
-BYTES = ir.VectorType(ir.IntType(8), 4 * NUM_LANES)
 HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
 _PMADDWD = {  # by their lanes
     16: "llvm.x86.avx512.pmaddw.d.512",
