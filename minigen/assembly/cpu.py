@@ -211,7 +211,8 @@ class CpuPlan:
         with memory_for(num_blocks, block_size):
             pool = PackedKVPool(shape, self.kv_dtype)
         with one_thread():
-            weights = kernel_weights(config, self.checkpoint.tensors, self.form)
+            num_positions = min(config.max_positions, manager.num_tokens)
+            weights = kernel_weights(config, self.checkpoint.tensors, self.form, num_positions)
         windows, most = config.sliding_windows, self.options.max_num_batched_tokens
         return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import extending, njit, types
 from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, models, register_model
 
 from minigen.hardware import arm_features
 
@@ -64,6 +64,14 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """
     compiler: Any = njit  # its type hints lack this option
     return compiler(_nrt=False, **options)(function)
+
+
+def overload(function: Callable[..., Any], **options: Any) -> Any:
+    """Apply `numba.extending.overload`; what is compiled counts no references, as in a `kernel`.
+
+    Otherwise its first caller in the process decides, and later callers get the same machine code.
+    """
+    return extending.overload(function, jit_options={"_nrt": False}, **options)
 
 
 NUM_LANES = 16
