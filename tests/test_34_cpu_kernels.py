@@ -1,8 +1,8 @@
 """The compiled step: products in the stored format, attention in place, batch invariance."""
 
+import re
 import subprocess
 import sys
-import re
 from pathlib import Path
 from typing import Any
 
