@@ -20,6 +20,7 @@ from llvmlite import ir
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.simd import (
     FLOATS,
+    HAS_FMA,
     I32,
     IS_X86,
     NUM_LANES,
@@ -240,5 +241,8 @@ def bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         [builder.shl(each, same(16)) for each in (a, b)],
     ):
         first, second = (builder.bitcast(each, FLOATS) for each in halves)
-        total = multiply_add(builder, first, second, total)
+        if HAS_FMA:
+            total = multiply_add(builder, first, second, total)
+        else:  # float32 holds a product of two bfloat16 numbers exactly
+            total = builder.fadd(builder.fmul(first, second), total)
     return total
