@@ -222,7 +222,8 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "prompts of about 0.085 s (600 / 8,062 = 0.074 s of arithmetic, and more with the "
         "overhead, attention and the answers' tokens) are 0.26 s, if they have the mean "
         "length. With a queue of 4 they are 5 prompts, or 0.43 s, and too long if they are longer "
-        "than that. With a queue of 8 they are 9 prompts, or 0.77 s, which is too long. With queues of 2, 3, 4 and 8, "
+        "than that. With a queue of 8 they are 9 prompts, or 0.77 s, which is too long. With "
+        "queues of 2, 3, 4 and 8, "
         f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or three do equally well. "
         "(Such a limit is for a steady overload. Of ten such requests that reach an idle machine "
         "together it refuses eight, though it could serve five in time.)",
