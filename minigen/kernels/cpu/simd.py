@@ -71,7 +71,8 @@ def overload(function: Callable[..., Any], **options: Any) -> Any:
 
     Otherwise its first caller in the process decides, and later callers get the same machine code.
     """
-    return extending.overload(function, jit_options={"_nrt": False}, **options)
+    jit_options: Any = {"_nrt": False}  # its type hints lack this option
+    return extending.overload(function, jit_options=jit_options, **options)
 
 
 NUM_LANES = 16
