@@ -78,7 +78,8 @@ class EngineConfig:
     weights: str = option(
         "auto",
         "Format in which weights are stored and multiplied; int4 has one scale per 32 values, and "
-        "auto is the fastest format on this processor that loses nothing of the file's precision.",
+        "auto is int4 if the file has no more bits, else int8, or torch's bfloat16 or float32 "
+        "where that is faster.",
         one_of("auto", "float32", "bfloat16", "int8", "int4"),
         panel="Model",
     )

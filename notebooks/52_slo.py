@@ -167,7 +167,8 @@ picture(
 # 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error budget**, and an alert asks how fast
 # it is used up. Papers on serving call the limit alone an SLO, and so does this chapter.) Guides call a TTFT below 500
 # ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
-# noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
+# noticed. (Few say how they know. MLPerf, the benchmark that makers of hardware agree on, has an
+# [interactive test](https://mlcommons.org/2025/04/llm-inference-v5). That of 2025 allows a 70B model 450 ms for the TTFT and 40 ms per output token, in 99 of 100 requests.) This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
 # gaps (the gap that 95 of 100 of them do not exceed; where it falls between two gaps, a line is drawn
 # between these) is short enough: fewer than one gap in twenty may
 # be long. So in an answer of more than 21 tokens one long gap does not count.
@@ -229,7 +230,9 @@ explore(
 # Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly
 # lie below what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent
 # requests and a percentile $p$ (here 0.99), two standard deviations of that share are the following. (The standard
-# deviation says how far values usually lie from their mean; about 95 of 100 samples lie within two of them.)
+# deviation says how far values usually lie from their mean; about 95 of 100 samples lie within two of them. Each
+# request lies below the true percentile or not, as a coin with the probability $p$ shows heads or not, and the
+# share of heads in $n$ throws has the variance $p\,(1-p)/n$.)
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
@@ -238,12 +241,14 @@ explore(
 # the true bounds are not symmetric. Both lie lower than the formula's, because a small sample often has none of
 # the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends
 # on how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from one
-# distribution, and prints how far their p99 differ. The last lines are of two servers, one of which had a bad
-# minute, with latencies of 0.1 s and of 1 s on average (and most shorter than that, and ever fewer ever longer:
-# an exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99? (The logarithm of
-# the latency has a normal distribution, the bell curve, with mean -1.5 and standard deviation 0.8. That makes a
-# **lognormal** distribution, with a long tail as real latencies have. The p99 of a bell curve lies 2.326
-# standard deviations above its mean, so the latency's p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
+# distribution, and prints how far their p99 differ. (The logarithm of the latency has a normal distribution, the
+# bell curve, with mean -1.5 and standard deviation 0.8. That makes a **lognormal** distribution, with a long tail
+# as real latencies have. The p99 of a bell curve lies 2.326 standard deviations above its mean, so the latency's
+# p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
+#
+# The last lines are of two servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average
+# (and most shorter than that, and ever fewer ever longer: an exponential distribution, whose p99 is 4.6 times its
+# mean). How do you add up their p99?
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -288,7 +293,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 #   take 131 kB (chapter 00), so the KV cache of 23 requests is 1.2 GB and adds 0.004 s.
 # - Computing: each token is multiplied with 7.505 billion weights, two operations each, at 121 TFLOP/s. So the
 #   arithmetic computes 8,062 tokens per second, and 435 in the 0.054 s of reading. Twenty-three of these are
-#   the decodes', so a prompt makes a step longer only if it has more than about 410 tokens. Two of five have
+#   the decodes', so a prompt makes a step longer only if it has more than about 410 tokens (attention is left out here). Two of five have
 #   (their lengths lie between 100 and 600), by 100 tokens or 0.012 s on average. A step meets a prompt in
 #   4 × 0.057 = 0.23 of the cases, which makes 0.23 × 0.4 × 0.012 = 0.001 s on average.
 # - The overhead is 0.002 s.
@@ -304,7 +309,8 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # they should, as the first lines of the cell print. (From there on, computing takes longer than reading. In
 # chapter 17 it does from about 430 on.) Decode steps are the same.
 #
-# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second: a Poisson process.
+# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second: a
+# [Poisson process](../docs/glossary.md#poisson-process).
 # `constant(4, 200)` would be one every quarter of a second. `asks` gives each a
 # prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
 #
@@ -353,7 +359,8 @@ for name, value in vitals.rows().items():
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the sum says
 # 23; the run begins and ends with an empty machine, and this draw has 3.9 requests per second). The fullest
 # moment uses more of the cache and of the arithmetic than the mean, of course. *Arithmetic used* is of the
-# busiest ten seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation.
+# busiest ten seconds, as a share of the GPU's peak, nearly what is called
+# [**MFU**](../docs/glossary.md#mfu), model FLOPs utilisation.
 # *Tokens given up* had been computed when their request was preempted; they are computed again, except those
 # that the prefix cache still holds then. A *refused* request got status 429 (chapter 51), and counts as one
 # that misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
@@ -424,8 +431,8 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 #
 # ## Goodput
 #
-# More load, more throughput, until the machine is full. (In this section, throughput is answered requests
-# per second, for the comparison; elsewhere, it is tokens per second.) But a request that comes too late is
+# More load, more throughput, until the machine is full. (Here, and in the claims and the summary, throughput is answered
+# requests per second, for the comparison; in the systems below, it is tokens per second.) But a request that comes too late is
 # no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
@@ -514,7 +521,7 @@ print(
 # answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
 # throughput says that all loads there are equally good. (Where blocks are full it even falls, because work is
 # done twice; system 3 will show that.) Orange collapses. Once the machine is
-# **saturated**, a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
+# [**saturated**](../docs/glossary.md#saturated), a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
 # second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
 # chance brings more than the slots answer. So a part of the window is still good there, and how much
 # depends on the window.
@@ -539,7 +546,8 @@ print(
 # The objectives matter as much. With 60 ms for ITL (the slider `itl_ms`), nothing is left at 6 per second, because a
 # step that fills its token budget of 512 (prompts and decode together) takes longer than that, and so
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
-# about one case of three (6 × 0.06 = 0.36). With 36 requests running, a step without a prompt takes 58 ms, and
+# about one case of three (6 × 0.06 = 0.36). In the time of an answer, about 6 s, 36 requests
+# arrive, so as many run. Then a step without a prompt takes 58 ms, and
 # about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
 # (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
 # long as 7 more.)
@@ -548,10 +556,10 @@ print(
 # ## What a million tokens costs
 #
 # An hour costs the same, whatever comes out of it. Late tokens earn nothing, so count only the output tokens of
-# requests that kept their objectives, the **good tokens**. With a price of $p$ dollars per hour and
+# requests that kept their objectives, the **good tokens**. With a price of $d$ dollars per hour and
 # $g$ good tokens per second,
 #
-# $$\text{dollars per million good tokens} = \frac{p}{3600\,g} \cdot 10^6 = \frac{p}{0.0036\,g}$$
+# $$\text{dollars per million good tokens} = \frac{d}{3600\,g} \cdot 10^6 = \frac{d}{0.0036\,g}$$
 #
 # By hand: at 8.42 dollars per hour (a guide's price of eight H100; most offers cost two to four times as
 # much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
@@ -624,7 +632,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # counted when an answer is complete, so neither those that still wait nor those that gave up are in its mean.
 # Refusals count requests, and the endings count answers, so where requests ask for several answers the share of
 # the lost is larger than the query says. (The queries add up all servers. For an alert about waiting, look at
-# each server: `min_over_time(minigen:num_requests_waiting[5m]) > 0`.)
+# each server: `min_over_time(minigen:num_requests_waiting[5m]) > 0`, the smallest of the readings of five minutes.)
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -711,7 +719,7 @@ draw.dashboard(
 # | layer | owns | its knobs | chapters |
 # |---|---|---|---|
 # | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23, 24, 51 |
-# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` (requests of an API key, the secret word that a client sends, that run or wait) | 51 |
+# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` (requests of an [API key](../docs/glossary.md#api-key), a secret that a client sends, that run or wait) | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
 # | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 35, 41, 42 |
 # | L2 runtime | weights as loaded | `--weights` | 11, 34, 35 |
@@ -732,8 +740,9 @@ draw.dashboard(
 # - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
 #   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
 #   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
-#   answer is `nothing`). The number of slots is not among the signs below. But compare *the same while others
-#   wait* with *running, at most*: near it, the slots were full; far below it, they were not.
+#   answer is `nothing`). The number of slots is not among the signs below. But if blocks and arithmetic are
+#   free, compare *the same while others wait* with *running, at most*: near it, the slots were full; far below it,
+#   they were not. (Full blocks hold the number of running requests as steady as full slots do.)
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
@@ -749,8 +758,9 @@ draw.dashboard(
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
-# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, and the latencies
-# of all columns are of the same requests.
+# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault. The
+# latencies of all columns are of the same requests, except where a change refuses some (see *refused*): these
+# have no latencies, so look there at the share that kept both, in which they count.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -994,8 +1004,10 @@ guess_recover.compare(sum(recovered.values()))
 # of the cache is free, and still most first tokens take seconds.
 #
 # In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at most). In some
-# servers such a fix raises goodput, sometimes much, but not enough. The cell prints all vital signs, and the one after it
-# tries a knob on seed 3 that is tempting, too (there, `*` marks what has changed). Then use the picture:
+# servers such a fix raises goodput, sometimes much. In most it is not enough, and in one it is, but only by
+# refusing requests that the right fix serves; so look at *refused*, too. The cell prints all vital signs, and the
+# one after it tries a knob on seed 3 (there, `*` marks what has changed). It is not enough: is the layer wrong, or
+# only the knob? Then use the picture:
 # choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
 # `mystery.py`. Open it afterwards.)
 
@@ -1047,8 +1059,8 @@ reveal(52, diagnose=my_diagnoses)
 # | 2 | 2 s | 5.0 s | 3.0 s |
 # | 3 | 3 s | 5.5 s | 2.5 s |
 #
-# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, percentile $p$ (in percent: 99 and not 0.99) of $n$ values is
-# number $\lceil p\,n / 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number
+# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, a percentile (99 for the p99, as in `percents`) of $n$ values is
+# the value of rank $\lceil \text{percentile} \cdot n / 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number
 # $\lceil 3.96 \rceil = 4$, 4 s. If one request had failed, its latency would be infinite, and so would p99.
 
 # %%
@@ -1310,7 +1322,8 @@ verdicts(
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
 #   again, and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps, a little or much, but not enough. Refuse requests at the door when
+# - A fix in the wrong layer often helps, a little or much, but it is rarely enough, or has a price, such as
+#   refused requests. Refuse requests at the door when
 #   arithmetic is full. When the batch slots are full, and blocks and arithmetic are free, add slots: refusing
 #   alone hides the fault. If one customer or job fills them, limit it first, because the next one may be larger
 #   than any number of slots. A limit per key is for fairness among tenants.
@@ -1339,8 +1352,8 @@ verdicts(
 #
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**,
 #   **[SGLang](https://docs.sglang.io/references/production_metrics.html)** and
-#   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)**
-#   export Prometheus metrics as here (SGLang with `--enable-metrics`; TGI is in maintenance mode, and its makers
+#   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)** (Hugging
+#   Face's Text Generation Inference) export Prometheus metrics as here (SGLang with `--enable-metrics`; TGI is in maintenance mode, and its makers
 #   recommend the other two). All three can also send traces of single requests by
 #   OpenTelemetry, a standard format for "where the time went" across several programs.
 # - **vLLM**, SGLang and **TensorRT-LLM** can run prefill and decode on different GPUs

@@ -361,8 +361,8 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
     _write(tmp_path, tokenizer_config_json={"chat_template": named})
     assert _rendered(ChatTemplate.from_directory(tmp_path)) == "D"
-    _write(tmp_path, tokenizer_config_json={"chat_template": named[:1]})
-    with pytest.raises(ChatTemplateError, match="templates rag, but none is named"):
+    _write(tmp_path, tokenizer_config_json={"chat_template": [*named[:1], {"name": ["odd"]}]})
+    with pytest.raises(ChatTemplateError, match=r"templates rag, \['odd'\], but none is named"):
         ChatTemplate.from_directory(tmp_path)
 
 

@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 from minigen.checkpoint.gguf import read_gguf
 from minigen.errors import MinigenError, PromptError, TokenizerError, UnsupportedError
-from minigen.tokenizer.gguf import FAMILIES
-from minigen.tokenizer.tokenizer import Tokenizer
+from minigen.tokenizer.gguf import FAMILIES, _merges_by_score
+from minigen.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
 always = settings(
     max_examples=150,
@@ -641,7 +641,19 @@ GGUF_FAULTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
         "bos_token_id is missing",
     ),
     "another kind": ({"model": "bert"}, UnsupportedError, "'bert'"),
-    "no kind": ({"model": None}, UnsupportedError, "None"),
+    "no kind": ({"model": None}, UnsupportedError, "of the kind ''"),
+    "a list as kind": ({"model": ["gpt2"]}, TokenizerError, "model should be a string, not"),
+    "numbers as pre": ({"pre": np.ones(2)}, TokenizerError, "pre should be a string, not"),
+    "add_bos of numbers": (
+        {"add_bos_token": np.ones(2)},
+        TokenizerError,
+        "add_bos_token should be true or false",
+    ),
+    "types of text": (
+        {"token_type": ["1"] * len(_trained("gpt-2").get_vocab())},
+        TokenizerError,
+        "token_type should hold numbers",
+    ),
     "unknown words": (
         {"pre": "viking"},
         UnsupportedError,
@@ -658,6 +670,39 @@ def test_a_gguf_vocabulary_that_cannot_be_right_is_refused(fault: str) -> None:
     metadata = {key: value for key, value in metadata.items() if value is not None}
     with pytest.raises(error, match=message):
         Tokenizer.from_gguf(metadata)
+
+
+def test_a_tokenizer_on_which_the_library_panics_is_an_error(
+    byte_level: Path, tmp_path: Path
+) -> None:
+    whole = json.loads((byte_level / "gpt-2" / "tokenizer.json").read_text("utf-8"))
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, "normalizer": charsmap}), "utf-8")
+    with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read: The tokenizers libr"):
+        Tokenizer.from_directory(tmp_path)
+    frame = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "?", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [],
+        "special_tokens": {},
+    }
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({**whole, "post_processor": frame}), "utf-8"
+    )
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    for text in ("a", "a" * LONG_TEXT):
+        with pytest.raises(TokenizerError, match="The tokenizers library failed"):
+            tokenizer.encode(text)
+
+
+def test_merges_of_a_very_long_piece_are_found_at_once() -> None:
+    """Its cuts are tried at the lengths of other pieces only, so the time is not quadratic."""
+    long = "ab" * 500_000
+    merges = _merges_by_score({"a": 0.0, "b": 0.0, "ab": 1.0, long[:-1]: 2.0, long: 3.0})
+    assert merges == [(long[:-1], "b"), ("a", "b")]
 
 
 def test_a_token_that_occurs_twice_is_refused_by_name() -> None:
@@ -704,10 +749,13 @@ def test_a_directory_whose_tokenizer_json_is_missing_or_broken_is_refused(
 def test_a_broken_tokenizer_config_is_refused(byte_level: Path, tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_file(str(byte_level / "gpt-2" / "tokenizer.json"))
     _save(backend, tmp_path)
-    for broken in ("{", "[1]", '"a"'):
+    for broken in ("{", "[1]", '"a"', '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"):
         (tmp_path / "tokenizer_config.json").write_text(broken, encoding="utf-8")
         with pytest.raises(TokenizerError, match=r"tokenizer_config.json"):
             Tokenizer.from_directory(tmp_path)
+    _save(backend, tmp_path, eos_token="\ud800")
+    with pytest.raises(TokenizerError, match=r"names '\\ud800' as its eos_token, which is no text"):
+        Tokenizer.from_directory(tmp_path)
     _save(backend, tmp_path, eos_token="<|nowhere|>")
     with pytest.raises(TokenizerError, match=r"names '<\|nowhere\|>' as its eos_token"):
         Tokenizer.from_directory(tmp_path)

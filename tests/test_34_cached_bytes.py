@@ -426,7 +426,7 @@ def test_auto_weights_are_the_stored_ones_and_missing_kernels_are_compiled(
     )
     described = LLM.load(directory, **IN_BYTES).describe()
     assert asked == [("int8", "int8")]
-    assert described["weights"] == "int8 (auto: as stored)"
+    assert described["weights"] == "int8 (auto: 21 matrices rounded to int8)"
     assert described["runner"] == "a whole step compiled by Numba"
 
 

@@ -1,5 +1,6 @@
 """Kernels are compiled once, by one process, at the first load that needs them."""
 
+import inspect
 import os
 import signal
 import stat
@@ -24,6 +25,7 @@ from minigen.child_process import environment, start_module
 from minigen.cli import main
 from minigen.cli.compile import compile_forms
 from minigen.config import EngineConfig
+from minigen.engine.model_runner import Packed
 from minigen.errors import OptionError, SlowPathWarning
 from minigen.hub import Progress
 from minigen.kernels.cpu import compile as compile_module
@@ -300,12 +302,15 @@ def test_a_temporary_folder_that_others_can_write_is_not_trusted(tmp_path: Path)
     assert code_cache.usable_folder(wanted, tmp_path) is None
 
 
-@pytest.mark.parametrize("changed", ["package", "processor", "source"])
+@pytest.mark.parametrize("changed", ["package", "processor", "source", "argument"])
 def test_another_version_or_processor_has_other_machine_code(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_cache, "SOURCES", tmp_path)
     (tmp_path / "step.py").write_text("one", "utf-8")
+    beside = tmp_path / "beside.txt"
+    beside.write_text("one", "utf-8")
+    monkeypatch.setattr(code_cache, "BESIDE", (beside,))
     before = code_cache.fingerprint()
     assert code_cache.fingerprint() == before
     if changed == "package":
@@ -313,8 +318,13 @@ def test_another_version_or_processor_has_other_machine_code(
     elif changed == "processor":
         monkeypatch.setattr(code_cache, "get_host_cpu_name", lambda: "z80")
     else:
-        (tmp_path / "step.py").write_text("two", "utf-8")
+        changed_file = tmp_path / "step.py" if changed == "source" else beside
+        changed_file.write_text("two", "utf-8")
     assert code_cache.fingerprint() != before
+
+
+def test_machine_code_depends_on_the_order_of_the_fields_that_a_step_gets() -> None:
+    assert Path(inspect.getfile(Packed)) in code_cache.BESIDE
 
 
 _ONLY_OUTERMOST = """

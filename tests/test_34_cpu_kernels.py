@@ -1,5 +1,6 @@
 """The compiled step: products in the stored format, attention in place, batch invariance."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,10 @@ from minigen.kernels.cpu.elementwise import (
 )
 from minigen.kernels.cpu.kv.layout import CHUNK
 from minigen.kernels.cpu.linear import PanelLinear, panel_linear
+from minigen.kernels.cpu.packed_weights import pack_rows
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
-from minigen.kernels.cpu.step import refusal
+from minigen.kernels.cpu.step import embed_row, refusal
 from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kernels.jit import code_cache
 from minigen.kernels.jit.code_cache import speeds
@@ -199,6 +201,18 @@ def test_other_formats_are_rounded_within_half_a_step(form: str, bound: float, k
     assert (wrong <= span * bound * 1.02 + 2e-3 * groups.abs().amax(-1)).all()
 
 
+@pytest.mark.parametrize(("form", "bound"), [("int4", 0.12), ("int8", 0.01)])
+@pytest.mark.parametrize("size", [0.02, 0.002, 2e-4, 5e-5])
+def test_small_weights_are_rounded_as_well_as_large_ones(
+    form: str, bound: float, size: float
+) -> None:
+    numbers = np.random.default_rng(2).standard_normal((32, 64)).astype(np.float32) * size
+    weight = stored("F32", numbers)
+    linear = panel_linear(form, 1)([weight], [])
+    found = (linear(torch.eye(64) * 254) / 254).T
+    assert (found - weight.dequantize()).norm() < bound * weight.dequantize().norm()
+
+
 def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
     x = np.zeros((2, 64), np.float32)
     x[1, 3], x[1, 40] = -2.0, 1000.0
@@ -272,6 +286,27 @@ def test_a_step_counts_no_references_to_arrays() -> None:
     assert counts("step.run_step")
     assert not any(counts("step.run_step"))
     assert all(counts("sampling.choose_rows"))  # which allocates, so the name is the right one
+
+
+@njit
+def _embed_one(embedding: Any, width: Any, out: np.ndarray) -> None:
+    embed_row(embedding, 0, width, out, 0)
+
+
+def test_a_caller_that_counts_references_does_not_make_a_steps_parts_count() -> None:
+    """Machine code of a part is shared within a process: the first caller is not to decide."""
+    embedding = pack_rows(stored("F32", np.ones((16, 32), np.float32)), "bfloat16")
+    out = np.zeros(32, np.float32)
+    _embed_one(embedding, np.int8(32), out)  # an int8, so that no step has compiled it before
+    assert (out == 1).all()
+    (code,) = _embed_one.inspect_llvm().values()
+    counting = {
+        re.search(r"@(\w+)", part)[1]  # type: ignore[index]
+        for part in code.split("\ndefine ")[1:]
+        if "call void @NRT_incref" in part.partition("\n}")[0]
+    }
+    assert not [name for name in counting if "_embed_pairs" in name]
+    assert [name for name in counting if "_embed_one" in name], "the caller itself counts"
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
 """Kernels on other processors: equal bits without an instruction, and no missing functions."""
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from minigen.kernels.cpu.microkernels import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.simd import float16_at, load, load_float16, store, store_bfloat16
+from minigen.kernels.cpu.simd import float16_at, fused, load, load_float16, store, store_bfloat16
 from tests.processes import said_by
 from tools.chapters import ROOT
 
@@ -44,6 +46,11 @@ def _widen_each(halves, out):  # type: ignore[no-untyped-def]
 def _narrow(numbers, out):  # type: ignore[no-untyped-def]
     for index in range(0, len(numbers), 16):
         store_bfloat16(out, index, load(numbers, index))
+
+
+def _fuse(a, b, c, out):  # type: ignore[no-untyped-def]
+    for index in range(0, len(a), 16):
+        store(out, index, fused(load(a, index), load(b, index), load(c, index)))
 
 
 def _bfloat_dots(pairs, others, out):  # type: ignore[no-untyped-def]
@@ -107,6 +114,43 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
         asked["NUMBA_CPU_FEATURES"] = features
     code = "from tests.test_34_processors import digest; print(digest())"
     assert said_by(code, **asked) == digest()
+
+
+@pytest.mark.parametrize("instruction", [True, False])
+def test_a_fused_multiply_add_is_rounded_once(
+    instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simd, "HAS_FMA", instruction)  # without it, LLVM calls libm's fmaf
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, (3, 2**16), np.uint32)
+    bits[:, 2**14 :] = bits[:, 2**14 :] & 0x8FFFFFFF | 0x38000000  # of sizes that meet each other
+    a, b, c = bits.view(np.float32)
+    near = slice(2**15, None)  # sums that float64 rounds to the middle between two of float32
+    signs = rng.choice([np.float32(-1), np.float32(1)], (2, 2**15))
+    a[near] = signs[0] * np.float32(2**-24) * np.float32(1 + 2**-23)
+    b[near] = np.float32(1 - 2**-23)
+    c[near] = signs[1] * (1 + rng.integers(0, 2**20, 2**15) * 2.0**-23).astype(np.float32)
+    a[:3], b[0], c[1] = (np.inf, np.nan, -np.inf), 0, np.inf
+    found = np.empty(len(a), np.float32)
+    njit(_fuse)(a, b, c, found)
+    expected = np.array([_fused_exactly(*each) for each in zip(a, b, c, strict=True)], np.float32)
+    np.testing.assert_array_equal(
+        found.view(np.int32)[~np.isnan(expected)], expected.view(np.int32)[~np.isnan(expected)]
+    )
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+
+
+def _fused_exactly(a: np.float32, b: np.float32, c: np.float32) -> float:
+    """Return a * b + c by fractions, rounded once to float32, ties to even."""
+    if not all(map(math.isfinite, (a, b, c))):
+        with np.errstate(invalid="ignore"):
+            return float(np.float64(a) * np.float64(b) + np.float64(c))
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if exact == 0:
+        return float(np.float64(a) * np.float64(b) + np.float64(c))  # its sign
+    exponent = max(math.frexp(float(abs(exact)))[1] - 24, -149)
+    rounded = round(exact / Fraction(2) ** exponent) * Fraction(2) ** exponent  # ties to even
+    return math.copysign(math.inf, exact) if abs(rounded) >= 2**128 else float(rounded)
 
 
 @pytest.mark.parametrize("widen", [_widen, _widen_each])

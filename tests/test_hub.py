@@ -913,3 +913,10 @@ def test_the_default_model_on_this_machine_is_the_published_one(
         pytest.fail("the default model is not here: `minigen pull` brings it")
     model = hub.SHORT_NAMES[hub.DEFAULT_MODEL]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == model.sha256
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": {"a": 1}}', "[" * 100_000])
+def test_a_damaged_index_in_the_cache_is_left_to_the_loader(index: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors.index.json").write_text(index, "utf-8")
+    assert hub.hub_model("org/name")._model_in(tmp_path) == tmp_path

@@ -48,7 +48,7 @@ DTYPES: dict[str, torch.dtype] = {
     "int8": torch.float32,
     "int4": torch.float32,
 }
-_STORED_AS = {"Q4_0": "int4", "Q4_1": "int4"}
+_STORED_AS = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8"}
 _NO_NUMBA = "Numba is not installed: pip install 'minigen[cpu]'"
 
 
@@ -206,14 +206,22 @@ class CpuPlan:
         from minigen.kernels.cpu.step import kernel_shape, kernel_weights
 
         compile_step(self.form, self.kv_dtype)
+        most = self.options.max_num_batched_tokens
         config, block_size = self.checkpoint.config, self.options.block_size
         shape = kernel_shape(config, block_size, num_blocks, self.kv_dtype)
         with memory_for(num_blocks, block_size):
             pool = PackedKVPool(shape, self.kv_dtype)
         with one_thread():
-            weights = kernel_weights(config, self.checkpoint.tensors, self.form)
-        windows, most = config.sliding_windows, self.options.max_num_batched_tokens
-        return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
+            num_positions = min(config.max_positions, manager.num_tokens)
+            weights = kernel_weights(config, self.checkpoint.tensors, self.form, num_positions)
+        windows = config.sliding_windows
+        try:
+            return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
+        except MemoryError:
+            raise OptionError(
+                f"A step of max_num_batched_tokens={most} tokens needs more memory than this "
+                "machine can allocate; choose fewer."
+            ) from None
 
     def _over_ranks(
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
@@ -360,14 +368,16 @@ def _form_of(matrix: StoredTensor) -> str:
 
 
 def how_kept(checkpoint: Checkpoint, form: str) -> str:
-    """Return how a format keeps the codes of a quantised checkpoint's layers."""
-    quantized = [each for each in _layer_matrices(checkpoint) if isinstance(each, QuantizedTensor)]
-    if not quantized or not has_numba():
+    """Return how a format keeps the numbers of a checkpoint's layers."""
+    if not has_numba():
         return "as stored"
     from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_steps
 
     num_rounded, inexact = 0, False
-    for matrix in quantized:
+    for matrix in _layer_matrices(checkpoint):
+        if not isinstance(matrix, QuantizedTensor):
+            num_rounded += _STORED_AS.get(matrix.kind) != form
+            continue
         integers = matrix.integers()
         if integers is None or not keeps_codes(integers, form):
             num_rounded += 1

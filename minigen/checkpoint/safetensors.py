@@ -183,6 +183,9 @@ def read_raw(path: Path, sizes: Mapping[str, int] | None = None) -> dict[str, Ra
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise FileFormatError(f"{index} must have a weight_map from tensors to shards.")
+    for name in (*shard_of, *shard_of.values()):
+        if not name.isprintable():
+            raise FileFormatError(f"{index} has a name that is not printable: {name[:80]!r}.")
     stored: dict[str, RawTensor] = {}
     for shard in sorted(set(shard_of.values())):
         if shard in ("", "..") or Path(shard).name != shard:
@@ -241,6 +244,8 @@ def _tensors_of_file(
     path: Path, sizes: Mapping[str, int] | None
 ) -> Iterator[tuple[str, RawTensor]]:
     try:
+        if sizes is not None and path.name not in sizes:
+            raise FileFormatError(f"{path} is missing.")
         if sizes is not None:
             for name, each in _described_tensors(path, sizes[path.name]):
                 yield _printable(path, name), each

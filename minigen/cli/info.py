@@ -192,13 +192,15 @@ def _raw_facts(path: Path) -> dict[str, str]:
             start, stop = each["data_offsets"]
             sizes[each["dtype"]] = sizes.get(each["dtype"], 0) + stop - start
         shapes = [each["shape"] for header in headers for each in header.values()]
-    except (MinigenError, OSError, ValueError, KeyError, TypeError):
+        num_parameters = f"{sum(map(math.prod, shapes)):,}"
+        together = _size(sum(sizes.values()))
+    except (MinigenError, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return {}
     kinds = ", ".join(sorted(sizes, key=lambda kind: -sizes[kind]))
     return {
         "architecture": str(config.get("model_type", "not named")),
-        "parameters": f"{sum(map(math.prod, shapes)):,}",
-        "stored as": f"safetensors ({kinds}), {_size(sum(sizes.values()))}",
+        "parameters": num_parameters,
+        "stored as": f"safetensors ({kinds}), {together}",
     }
 
 

@@ -44,7 +44,7 @@ def _instruction_sets(report: Report) -> Finding:
     found = ", ".join(relevant) or "unknown to this torch"
     if report.processor.multiplies_bfloat16:
         return Finding("instruction sets", found)
-    remedy = "the processor has no bfloat16 instructions, so weights='auto' computes in float32"
+    remedy = "no bfloat16 instructions: where torch computes, weights='auto' takes float32"
     return Finding("instruction sets", found, fine=False, remedy=remedy)
 
 

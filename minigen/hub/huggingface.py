@@ -93,8 +93,11 @@ class HubModel:
         index = folder / "model.safetensors.index.json"
         if not index.is_file():
             return folder if any(folder.glob("*.safetensors")) else None
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return folder if all((folder / file).is_file() for file in files) else None
+        try:
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return folder if all((folder / file).is_file() for file in files) else None
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+            return folder  # the loader says what is wrong with the index
 
     def _remote(self, revision: str | None) -> "RemoteFiles":
         info = HfApi().model_info(

@@ -21,7 +21,7 @@ from minigen.server.middleware.limits import Limits
 from minigen.server.models import ModelHost
 from minigen.server.run import IDLE_TIMEOUT, Server, listen
 
-PATIENCE = 20.0  # seconds for a server to shut down: far more than it needs
+PATIENCE = 60.0  # seconds for a server to shut down: far more than it needs, on a busy machine too
 LOOK = 0.002  # seconds between checks of whether it is ready
 
 

@@ -178,11 +178,10 @@ def _source_in(directory: Path) -> str | None:
 def _default(template: object) -> str | None:
     """Return the template, or the default of several named ones; None if it is empty."""
     if isinstance(template, list):
-        named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
+        named = {str(e.get("name")): e.get("template") for e in template if isinstance(e, dict)}
         if "default" not in named:
             raise ChatTemplateError(
-                f"The model has the chat templates {', '.join(map(str, named))}, but none is "
-                'named "default".'
+                f'The model has the chat templates {", ".join(named)}, but none is named "default".'
             )
         template = named["default"]
     if template is not None and not isinstance(template, str):

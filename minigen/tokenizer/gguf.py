@@ -12,6 +12,9 @@ Richardson 2018 (SentencePiece) for merging by score.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from operator import gt
 from typing import Any
 
 import numpy as np
@@ -108,7 +111,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     """
     tokens = _strings(metadata, "tokens")
     types = _types(metadata, tokens)
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = _scalar(metadata, "model", "", str)
     if kind == "gpt2":
         family = _family(metadata)
         backend, adds_bos = _byte_level(metadata, tokens, family), family.adds_bos
@@ -165,7 +168,7 @@ def _sentence_piece(
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary, _merges_by_score(normal), byte_fallback=True)
     )
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = _scalar(metadata, "add_space_prefix", True, bool)
     prefix = [normalizers.Prepend("▁")] if prefixed else []
     strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
@@ -177,11 +180,12 @@ def _sentence_piece(
 
 def _merges_by_score(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return every pair of pieces that joins into a third, ordered by the third's score."""
+    lengths = sorted({len(piece) for piece in pieces})  # few, even if a piece is very long
     ranked = [
         (-score, piece[:cut], piece[cut:])
         for piece, score in pieces.items()
-        for cut in range(1, len(piece))
-        if piece[:cut] in pieces and piece[cut:] in pieces
+        for cut in takewhile(partial(gt, len(piece)), lengths)
+        if cut > 0 and piece[:cut] in pieces and piece[cut:] in pieces
     ]
     ranked.sort(key=lambda merge: merge[0])
     return [(left, right) for _, left, right in ranked]
@@ -217,13 +221,22 @@ def _frame(before: int | None, after: int | None) -> processors.TemplateProcessi
 
 
 def _family(metadata: Mapping[str, Any]) -> Family:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = _scalar(metadata, "pre", "default", str)
     if name not in FAMILIES:
         raise UnsupportedError(
             f"The GGUF's pre-tokeniser (tokenizer.ggml.pre) is {name!r}, "
             f"but minigen knows {', '.join(FAMILIES)}."
         )
     return FAMILIES[name]
+
+
+def _scalar(metadata: Mapping[str, Any], name: str, default: Any, kind: type) -> Any:
+    """Return the value of a key, which must be a string or a truth value."""
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, kind):
+        what = "a string" if kind is str else "true or false"
+        raise TokenizerError(f"The GGUF's tokenizer.ggml.{name} should be {what}, not {value!r}.")
+    return value
 
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
@@ -240,6 +253,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> list[
             f"The GGUF's tokenizer.ggml.{name} has {numbers.size} entries, "
             f"but there are {len(tokens)} tokens."
         )
+    if numbers.dtype.kind not in "iuf":
+        raise TokenizerError(f"The GGUF's tokenizer.ggml.{name} should hold numbers.")
     return numbers.tolist()
 
 
@@ -298,7 +313,7 @@ def _framing_id(
     metadata: Mapping[str, Any], name: str, token_id: int | None, default: bool
 ) -> int | None:
     """Return the id added before ("bos") or after ("eos") every text; None if none is added."""
-    if not metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+    if not _scalar(metadata, f"add_{name}_token", default, bool):
         return None
     if token_id is None:
         raise TokenizerError(

@@ -13,7 +13,8 @@ a byte that is not a whole character as "<0xAB>".
 
 import codecs
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,8 @@ class Tokenizer:
 
         A special token that is written in the text is recognised. If a vocabulary has no token for
         some byte (SmolLM2's lacks a few control characters), the byte is skipped, as in the
-        library. Raises `PromptError` for a lone surrogate, which is not a character.
+        library. Raises `PromptError` for a lone surrogate, which is not a character, and
+        `TokenizerError` if the tokenizer is damaged so that the library fails.
         """
         try:
             text.encode()
@@ -173,10 +175,11 @@ class Tokenizer:
                 f"The text holds half a surrogate pair ({text[error.start]!r}) at position "
                 f"{error.start}, which is not a character."
             ) from None
-        if len(text) < LONG_TEXT:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # encode_batch lets other threads run meanwhile, so a server's streams continue.
-        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        with _panics_as_errors():
+            if len(text) < LONG_TEXT:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # encode_batch lets other threads run meanwhile, so a server's streams continue.
+            return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of these ids; bytes that are not valid UTF-8 become U+FFFD."""
@@ -259,14 +262,27 @@ def special_tokens(directory: Path) -> dict[str, str]:
         for role, entry in entries.items()
         if role.endswith("_token")
     }
-    return {role: token for role, token in tokens.items() if isinstance(token, str)}
+    named = {role: token for role, token in tokens.items() if isinstance(token, str)}
+    for role, token in named.items():
+        if not _is_text(token):
+            raise TokenizerError(f"{directory} names {token!r} as its {role}, which is no text.")
+    return named
+
+
+def _is_text(string: str) -> bool:
+    """Return whether a string has no lone surrogates, which are not characters."""
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty without a file. Raises `TokenizerError`."""
     try:
         parsed = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read as JSON: {error}.") from None
     if not isinstance(parsed, dict):
         raise TokenizerError(f"{path} should hold a JSON object, not a {type(parsed).__name__}.")
@@ -283,9 +299,21 @@ def _read_backend(directory: Path) -> tokenizers.Tokenizer:
         )
         raise TokenizerError(f"{directory} has no tokenizer.json{hint}.")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        with _panics_as_errors():
+            return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise TokenizerError(f"{path} cannot be read: {error}.") from None
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the library, which `except Exception` would miss, into a `TokenizerError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which Python code cannot import
+            raise
+        raise TokenizerError(f"The tokenizers library failed: {error}.") from None
 
 
 def _id_of(

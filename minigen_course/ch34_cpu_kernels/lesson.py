@@ -58,7 +58,7 @@ def round_weights(rows: np.ndarray, bits: int, size: int) -> Codes:
     last = 2**bits - 1
     scales = ((high - low) / last).astype(np.float16).astype(np.float32)
     made = Codes(np.zeros(rows.shape, np.uint8), scales, low, size)
-    steps = made._spread(np.maximum(scales, np.finfo(np.float16).tiny))
+    steps = made._spread(np.where(scales > 0, scales, 1))
     codes = np.rint((rows - made._spread(low)) / steps).clip(0, last).astype(np.uint8)
     return made._replace(codes=codes)
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import overload
 
 from minigen.kernels.cpu.amx import kv_tiles
 from minigen.kernels.cpu.amx.tiles import USE_TILES
@@ -31,6 +30,7 @@ from minigen.kernels.cpu.simd import (
     larger,
     largest_lane,
     load,
+    overload,
     store,
     sum_of_lanes,
 )

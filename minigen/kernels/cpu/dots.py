@@ -13,7 +13,6 @@ Architecture Reference Manual for SDOT and USDOT.
 """
 
 from collections.abc import Callable, Collection
-from platform import machine
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -21,7 +20,9 @@ from llvmlite import ir
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.simd import (
     FLOATS,
+    HAS_FMA,
     I32,
+    IS_X86,
     NUM_LANES,
     WORDS,
     BFloat,
@@ -197,7 +198,7 @@ def fastest(features: Collection[str]) -> ByteDots:
 
 
 FEATURES = {each[1:] for each in target_features().split(",") if each.startswith("+")}
-if machine() in ("x86_64", "AMD64"):
+if IS_X86:
     FEATURES.add("x86-64")  # every such processor has SSE2, whatever Numba was asked for
 PAIR_PRODUCTS = {"avx512bw": 16, "avx2": 8, "x86-64": 4}  # what they need, and their lanes
 PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in FEATURES), 0)
@@ -240,5 +241,8 @@ def bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         [builder.shl(each, same(16)) for each in (a, b)],
     ):
         first, second = (builder.bitcast(each, FLOATS) for each in halves)
-        total = multiply_add(builder, first, second, total)
+        if HAS_FMA:
+            total = multiply_add(builder, first, second, total)
+        else:  # float32 holds a product of two bfloat16 numbers exactly
+            total = builder.fadd(builder.fmul(first, second), total)
     return total

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import overload
 
 from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
 from minigen.kernels.cpu.simd import (
@@ -21,6 +20,7 @@ from minigen.kernels.cpu.simd import (
     load,
     middle_swapped,
     nearest,
+    overload,
     power_of_two,
     smaller,
     store_bfloat16,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba.extending import overload
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
@@ -46,7 +45,15 @@ from minigen.kernels.cpu.microkernels import (
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
-from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, kernel, load, store, zeros
+from minigen.kernels.cpu.simd import (
+    NUM_LANES,
+    OutsideKernelError,
+    kernel,
+    load,
+    overload,
+    store,
+    zeros,
+)
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
     barrier,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from minigen.kernels.cpu.dots import FEATURES, bfloat_dot, byte_dot, code_dots, pair_product
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
@@ -27,6 +27,7 @@ from minigen.kernels.cpu.simd import (
     load,
     load_float16,
     multiply_add,
+    overload,
     prefetch,
     same,
     store,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int16, Int32, Shaped, UInt8, UInt16
+from jaxtyping import Float, Float16, Float32, Int16, Int32, Shaped, UInt8, UInt16
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import IntegerCodes, StoredTensor
@@ -111,8 +111,7 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
     low, high = groups.min(axis=-1), groups.max(axis=-1)
     minima = low.astype(np.float16)
     scales = ((high - minima) / 15).astype(np.float16)
-    steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
-    codes = np.rint((groups - minima.astype(np.float32)[..., None]) / steps)
+    codes = np.rint((groups - minima.astype(np.float32)[..., None]) / _divisors(scales))
     codes = np.nan_to_num(codes).clip(0, 15).astype(np.uint8)  # a NaN's scale is NaN, too
     packed = codes[..., :16] | codes[..., 16:] << 4
     parts = by_panels(scales[..., None]), by_panels(minima[..., None])
@@ -189,10 +188,14 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     """Quantise with 254 equal steps, from -max to max of each group's absolute values."""
     groups = _dequantized_groups(weight)
     scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
-    steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
-    codes = np.nan_to_num(np.rint(groups / steps)).clip(-127, 127).astype(np.int8)
+    codes = np.nan_to_num(np.rint(groups / _divisors(scales))).clip(-127, 127).astype(np.int8)
     words = _words(codes.view(np.uint8) ^ 128)
     return Codes8(_together(words, by_panels(scales[..., None])))
+
+
+def _divisors(scales: Float16[np.ndarray, "rows groups"]) -> Float32[np.ndarray, "rows groups 1"]:
+    """Return the scales as they are stored, also the smallest ones; 1 instead of 0 and of NaN."""
+    return np.where(scales > 0, scales, 1).astype(np.float32)[..., None]
 
 
 def _dequantized_groups(weight: StoredTensor) -> Float32[np.ndarray, f"rows groups {GROUP}"]:

@@ -122,7 +122,7 @@ class KernelChooser:
         """Return a token per row; -1 where its logits are not finite."""
         flat, out = logits.numpy().reshape(-1), np.empty(len(sequences), np.int64)
         plain = all(sequence.params.plainly_greedy for sequence in sequences)
-        team = team_of(min(self.num_threads, len(out)))
+        team = team_of(self.num_threads if len(out) > 1 else 1)
         if plain:
             team.run(1, likeliest_rows, flat, self.vocab, out)
         else:

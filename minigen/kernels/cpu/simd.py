@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import extending, njit, types
 from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, models, register_model
 
 from minigen.hardware import arm_features
 
@@ -66,9 +66,20 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     return compiler(_nrt=False, **options)(function)
 
 
+def overload(function: Callable[..., Any], **options: Any) -> Any:
+    """Apply `numba.extending.overload`; what is compiled counts no references, as in a `kernel`.
+
+    Otherwise its first caller in the process decides, and later callers get the same machine code.
+    """
+    jit_options: Any = {"_nrt": False}  # its type hints lack this option
+    return extending.overload(function, jit_options=jit_options, **options)
+
+
 NUM_LANES = 16
 I32, F32 = ir.IntType(32), ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
+DOUBLES = ir.VectorType(ir.DoubleType(), NUM_LANES)
+LONGS = ir.VectorType(ir.IntType(64), NUM_LANES)
 
 
 def target_features() -> str:
@@ -81,7 +92,9 @@ def target_features() -> str:
     return str(get_host_cpu_features()) if requested is None else requested
 
 
-HAS_FLOAT16 = "x86" not in machine() or "+f16c" in target_features().split(",")
+IS_X86 = machine().lower() in ("x86_64", "amd64")
+HAS_FLOAT16 = not IS_X86 or "+f16c" in target_features().split(",")
+HAS_FMA = not IS_X86 or "+fma" in target_features().split(",")
 HAS_BFLOAT16 = "+avx512bf16" in target_features().split(",")
 
 
@@ -150,8 +163,28 @@ def call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Emit a fused multiply-add: a * b + c, rounded once."""
-    return call(builder, "llvm.fma.v16f32", FLOATS, [a, b, c])
+    """Emit a fused multiply-add: a * b + c, rounded once.
+
+    Without the instruction, LLVM would call a library function per lane, so it is written out in
+    float64, where the product is exact. The sum is rounded to odd (towards the even neighbour's
+    other side), so that rounding it again gives the same bits. Source: Boldo and Melquiond 2008,
+    "Emulation of FMA and Correctly Rounded Sums".
+    """
+    if HAS_FMA:
+        return call(builder, "llvm.fma.v16f32", FLOATS, [a, b, c])
+    product = builder.fmul(builder.fpext(a, DOUBLES), builder.fpext(b, DOUBLES))
+    addend = builder.fpext(c, DOUBLES)
+    total = builder.fadd(product, addend)
+    virtual = builder.fsub(total, product)  # Knuth's TwoSum: the exact error of the sum
+    own = builder.fsub(product, builder.fsub(total, virtual))
+    error = builder.fadd(own, builder.fsub(addend, virtual))
+    bits, errors = (builder.bitcast(each, LONGS) for each in (total, error))
+    one, last = ir.Constant(LONGS, [1] * NUM_LANES), ir.Constant(LONGS, [63] * NUM_LANES)
+    towards = builder.or_(builder.ashr(builder.xor(bits, errors), last), one)  # 1 or -1
+    is_even = builder.icmp_signed("==", builder.and_(bits, one), ir.Constant(LONGS, None))
+    inexact = builder.fcmp_ordered("!=", error, ir.Constant(DOUBLES, None))
+    odd = builder.select(builder.and_(is_even, inexact), builder.add(bits, towards), bits)
+    return builder.fptrunc(builder.bitcast(odd, DOUBLES), FLOATS)
 
 
 def from_float16(builder: Any, bits: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba.extending import overload
 
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
@@ -18,7 +17,7 @@ from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.kv.layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
-from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, store
+from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, overload, store
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 from minigen.model.layers import rotary_frequencies, rotary_tables
 
@@ -197,8 +196,16 @@ def kernel_shape(
     )
 
 
-def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str) -> Weights:
-    """Pack all weights as "bfloat16", "int8" or "int4" (embedding and head then have 8 bits)."""
+def kernel_weights(
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    form: str,
+    num_positions: int | None = None,
+) -> Weights:
+    """Pack all weights as "bfloat16", "int8" or "int4" (embedding and head then have 8 bits).
+
+    The rotary tables have the first `num_positions` positions; all of the model's if it is None.
+    """
 
     def pack(*names: str, interleave: int | None = None):
         layers = range(config.num_layers)
@@ -222,7 +229,7 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
         embedding=embedding,
         attention_norm=in_float32("input_layernorm.weight"),
         qkv=pack(*_QKV),
-        heads=_heads(config, tensors, in_float32),
+        heads=_heads(config, tensors, in_float32, num_positions or config.max_positions),
         out=pack("self_attn.o_proj"),
         ffn_norm=in_float32("post_attention_layernorm.weight"),
         gate_up=pack("mlp.gate_proj", "mlp.up_proj", interleave=2),
@@ -232,13 +239,13 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
     )
 
 
-def _heads(config, tensors, in_float32) -> Heads:
+def _heads(config, tensors, in_float32, num_positions: int) -> Heads:
     frequencies = rotary_frequencies(
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )
     if "rope_freqs.weight" in tensors:  # a GGUF stores Llama 3's scaling as a tensor
         frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
-    cos, sin = rotary_tables(frequencies, torch.arange(config.max_positions))
+    cos, sin = rotary_tables(frequencies, torch.arange(num_positions))
     bias = np.concatenate([in_float32(f"{name}.bias") for name in _QKV], axis=1)
     return Heads(
         qkv_bias=bias,

@@ -18,7 +18,6 @@ with torch sets its own number of threads at its next step.
 import atexit
 import ctypes
 import os
-import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,16 +32,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.simd import I32, address, call, kernel
+from minigen.kernels.cpu.simd import I32, IS_X86, address, call, kernel
 from minigen.kernels.jit.code_cache import cached_njit
 
 LINE = 16  # 32-bit words per cache line
 TASKS_PER_WORKER = 6  # at least, if there are enough items: then no worker is waited for long
 SPINS_BEFORE_YIELD = 5000  # reads of a counter, 0.1 ms, before a worker yields the processor
 SPIN_WAIT = 50_000  # reads of the gate, 1 ms, before a worker without a step goes to sleep
-
-
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 class ThreadPool(NamedTuple):

@@ -25,17 +25,19 @@ from numba.core.caching import FunctionCache
 from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 import minigen.kernels.cpu
+from minigen.engine import model_runner
 from minigen.hub import cache_folder
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.simd import kernel, target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
+BESIDE = (Path(__file__), Path(model_runner.__file__))  # the latter has `Packed`, an argument
 
 
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for source in (Path(__file__), *sorted(SOURCES.rglob("*.py"))):
+    for source in (*BESIDE, *sorted(SOURCES.rglob("*.py"))):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]

@@ -74,7 +74,9 @@ def stutter(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "that long, so the ITL objective does not see it. A reader does.) In chunks of 512 the "
         "document takes about as long, but between two chunks each request gets a token. (With "
         f"2,048 only {Vitals.of(middle, tenant='chat').kept:.0%} of the chats keep both, fewer "
-        "than with 8,192: each long gap is shorter, but still too long, and there are more.)",
+        "than with 8,192: each long gap is shorter, but still longer than 100 ms, and a document "
+        "makes about four of them. An answer that meets two or three documents then has more than "
+        "one long gap in twenty.)",
         moved="Yes: the stutter is gone, but now one document fills the token budget, and the "
         "share of chats that kept both hardly rises. Prompts are computed in order. "
         "So chats that arrive behind it miss their TTFT, though they need few tokens. Routing "
@@ -192,8 +194,8 @@ def tail(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         moved="Not yet: it is still the batch slots, so some chats are late. With 64 slots it "
         "moves to the token budget: every chat has its first token in time, but the job's prompts "
         f"are computed in steps of {knobs.max_num_batched_tokens:,} tokens, and "
-        f"{kept_itl.count(False)} of {len(kept_itl)} chats stutter as in system 2. The same knob "
-        "helps.",
+        f"{kept_itl.count(False)} of {len(kept_itl)} chats stutter as in system 2, in more "
+        "than one gap of twenty, because many such steps follow each other. The same knob helps.",
     )
 
 
@@ -218,9 +220,10 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "those that do.) Why a queue of 2? A request that is admitted has at most one other before "
         "it. It waits for that one, for the prompt that is being computed, and for its own: 3 "
         "prompts of about 0.085 s (600 / 8,062 = 0.074 s of arithmetic, and more with the "
-        "overhead, attention and the answers' tokens) are 0.26 s. With a queue of 4 they are 5 "
-        "prompts, or 0.43 s on average, and too long if the prompts are. With a queue of 8 they "
-        "are 9 prompts, or 0.77 s, which is too long. With queues of 2, 3, 4 and 8, "
+        "overhead, attention and the answers' tokens) are 0.26 s, if they have the mean "
+        "length. With a queue of 4 they are 5 prompts, or 0.43 s, and too long if they are longer "
+        "than that. With a queue of 8 they are 9 prompts, or 0.77 s, which is too long. With "
+        "queues of 2, 3, 4 and 8, "
         f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or three do equally well. "
         "(Such a limit is for a steady overload. Of ten such requests that reach an idle machine "
         "together it refuses eight, though it could serve five in time.)",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from minigen.kernels.cpu.amx.tiles import (
     NUM_TILES,
@@ -47,6 +47,7 @@ from minigen.kernels.cpu.simd import (
     kernel,
     load,
     load_float16,
+    overload,
     same,
     store,
 )
