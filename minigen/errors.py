@@ -81,6 +81,10 @@ class GrammarError(MinigenError):
     """A grammar that an answer must follow allows no further token, or exceeds its limits."""
 
 
+class StartError(MinigenError):
+    """A process that a request needs could not be started, which is not the request's fault."""
+
+
 class EngineStoppedError(MinigenError):
     """The engine's thread has ended, so no request can be answered."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minigen.errors import ChatTemplateError, PromptError
+from minigen.errors import ChatTemplateError, PromptError, StartError
 from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.template_process import TemplateProcess
 from minigen.tokenizer.template_sandbox import TemplateLimits
@@ -216,13 +216,13 @@ def test_replies_of_a_broken_process_are_not_trusted(
 
 def test_a_process_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(ChatTemplateError, match=r"its process could not be started .*No such file"):
+    with pytest.raises(StartError, match=r"its process could not be started .*No such file"):
         render("x")
 
 
 def test_a_process_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/no/such/folder")
-    with pytest.raises(ChatTemplateError, match="does not start"):
+    with pytest.raises(StartError, match="does not start"):
         render("x")
 
 

@@ -229,6 +229,26 @@ def test_echo_without_new_tokens_scores_a_prompt(client: OpenAI, llm: LLM) -> No
     assert plain.choices[0].text == "abcd"
 
 
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_a_streamed_echo_waits_for_the_log_probabilities_of_its_own_prompt(
+    client: OpenAI, max_tokens: int
+) -> None:
+    """The second prompt's take several steps, in which the first one's answer has begun."""
+    prompts = ["ab", "xyz" * 50]
+    asked: Any = {"model": "tiny", "prompt": prompts, "max_tokens": max_tokens, "n": 2, "seed": 1}
+    asked |= {"echo": True, "logprobs": 1, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(**asked).choices
+    texts, scores = [""] * 4, [[] for _ in range(4)]  # type: ignore[var-annotated]
+    for chunk in client.completions.create(**asked, stream=True):
+        (part,) = chunk.choices
+        texts[part.index] += part.text
+        if part.logprobs is not None:
+            scores[part.index] += part.logprobs.token_logprobs
+    assert texts == [each.text for each in whole]
+    assert scores == [each.logprobs.token_logprobs for each in whole]  # type: ignore[union-attr]
+    assert [text.startswith(prompts[index // 2]) for index, text in enumerate(texts)] == [True] * 4
+
+
 def test_usage_reports_the_cached_tokens(client: OpenAI) -> None:
     prompt = list(range(40, 140))
     asked: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 2}

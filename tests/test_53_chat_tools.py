@@ -229,6 +229,22 @@ def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
             "regex cannot stand beside tools",
         ),
         (
+            {"structured_outputs": {"grammar": 'start: "a"'}},
+            "structured_outputs",
+            "structured_outputs.grammar cannot stand beside tools",
+        ),
+        (
+            {"structured_outputs": {"grammar": "start: ("}, "tools": []},
+            "structured_outputs",
+            "structured_outputs.grammar",
+        ),
+        ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required', not \"any\""),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "image_url"}]}, *MESSAGES]},
+            None,
+            "Message 0 has content that is not",
+        ),
+        (
             {
                 "tools": [
                     {
@@ -250,7 +266,7 @@ def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
-    url: str, host: ModelHost, asked: dict[str, Any], param: str, said: str
+    url: str, host: ModelHost, asked: dict[str, Any], param: str | None, said: str
 ) -> None:
     body = {"model": "plain", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 5} | asked
     answer = httpx.post(f"{url}/v1/chat/completions", json=body)

@@ -28,6 +28,7 @@ from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
 from minigen.server.models import ModelHost
 from minigen.speculative.ngram import NgramIndex, NgramProposer
 from minigen.speculative.pace import MeasuredPace, StepTimes, rising
+from minigen.speculative.predicted import PredictedFirst
 from minigen.speculative.suffix import SuffixProposer
 from minigen.trace.events import EventKind
 from tests.serving import is_empty, load_tiny, serving
@@ -655,6 +656,29 @@ def test_a_server_takes_predictions_and_counts_them(tiny_directory: Path) -> Non
         wrong = httpx.post(f"{url}/v1/chat/completions", json=body | {"prediction": "text"})
         assert wrong.status_code == 400
         assert "prediction" in wrong.json()["error"]["message"]
+        for part in ({"type": "image_url"}, 1, {"type": "text", "text": 5}):
+            asked = {"prediction": {"type": "content", "content": [part]}}
+            refused = httpx.post(f"{url}/v1/chat/completions", json=body | asked)
+            assert refused.status_code == 400
+            assert "The prediction has content that is not" in refused.json()["error"]["message"]
+
+
+def test_a_prediction_is_as_long_as_the_context_at_most_and_indexed_once(
+    tiny_directory: Path,
+) -> None:
+    llm = load_tiny(tiny_directory)
+    most, params = llm.config.max_positions, SamplingParams(n=3, max_tokens=4)
+    answers = llm.process_requests([[5, 6]], params, predicted_ids=[7] * (most + 100))
+    proposer = PredictedFirst(NgramProposer(1, 2))
+    sequences = [each.sequence for each in answers]
+    assert [len(each.predicted_ids) for each in sequences] == [most] * 3
+    for each in sequences:
+        each.output_ids.append(7)
+    proposer.propose(sequences, [1] * 3)
+    assert len({id(proposer._indexes[each]) for each in sequences}) == 1
+    for each in sequences:
+        proposer.end(each)
+    assert not proposer._indexes
 
 
 def metric(page: str, name: str) -> int:

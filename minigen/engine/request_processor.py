@@ -68,6 +68,7 @@ class RequestProcessor:
             raise ParamsError(f"priority must be a whole number, not {priority!r}.")
         if not isinstance(cache_salt, str | None):
             raise ParamsError(f"cache_salt must be text or None, not {cache_salt!r}.")
+        predicted = tuple(predicted_ids[: self.max_positions])  # no answer is longer
         answers: list[RequestState] = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             prompt_ids = self._prompt_ids(
@@ -84,9 +85,7 @@ class RequestProcessor:
                         sequence.choice, logprobs=None if own.logprobs is None else []
                     ),
                 )
-                for sequence in self._sequences(
-                    prompt_ids, own, priority, cache_salt, tuple(predicted_ids)
-                )
+                for sequence in self._sequences(prompt_ids, own, priority, cache_salt, predicted)
             ]
         return answers
 
@@ -155,9 +154,11 @@ class RequestProcessor:
         return tuple(token_ids)
 
     def _check_ids(self, params: SamplingParams) -> None:
-        if params.min_tokens > 0 and len(set(params.stop_token_ids)) >= self.vocab_size:
+        ends = self.end_ids.union(params.stop_token_ids)
+        if params.min_tokens > 0 and len(ends) >= self.vocab_size:
             raise ParamsError(
-                "stop_token_ids contains every token, so min_tokens cannot be reached."
+                "stop_token_ids contains every token that does not end an answer, so min_tokens "
+                "cannot be reached."
             )
         for name in ("stop_token_ids", "logit_bias"):
             for token_id in getattr(params, name):

@@ -16,7 +16,7 @@ from dataclasses import asdict
 import psutil
 
 from minigen.child_process import start_module
-from minigen.errors import GrammarError, ParamsError
+from minigen.errors import ParamsError, StartError
 from minigen.sampling.grammar_compiler import Vocabulary, refused
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 
@@ -63,7 +63,7 @@ class _Running:
                 stderr=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise GrammarError(
+            raise StartError(
                 f"No form can be tried out, because its process could not be started ({error})."
             ) from None
         self.close = weakref.finalize(self, _end, self._process, self._owner)
@@ -112,7 +112,7 @@ class _Running:
             self._has_started = self._answers.get(timeout=_START_SECONDS) is not None
         if not self._has_started:
             self.close()
-            raise GrammarError(
+            raise StartError(
                 "No form can be tried out, because its process does not start "
                 "(`python -m minigen.sampling.grammar_compiler` should wait for input)."
             )

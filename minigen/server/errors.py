@@ -16,6 +16,7 @@ from minigen.errors import (
     ContextLengthError,
     EngineStoppedError,
     MinigenError,
+    StartError,
     WorkerError,
 )
 
@@ -112,8 +113,14 @@ def explain(error: Exception) -> ApiError:
             code="engine_stopped",
             retry_after=1,
         )
+    if isinstance(error, StartError):
+        return ApiError(
+            str(error), status=503, kind="server_error", code="not_started", retry_after=1
+        )
     if isinstance(error, MinigenError):
         return ApiError(str(error))
+    if isinstance(error, RecursionError):
+        return ApiError("The request is nested too deeply.")
     if isinstance(error, ModelFailedError):
         return ApiError(
             f"The model failed on this request ({error}); see the server's log.",
@@ -156,6 +163,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(MinigenError, on_error)
     app.add_exception_handler(ModelFailedError, on_error)
+    app.add_exception_handler(RecursionError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_error)
@@ -193,6 +201,8 @@ def _field(place: tuple[Any, ...]) -> str:
     """Format `("body", "messages", 0, "content")` as "messages[0].content"."""
     name = ""
     for each in place[1:]:
+        if isinstance(each, str) and "[" in each:  # pydantic's name of one type of several
+            continue
         name += f"[{each}]" if isinstance(each, int) else f".{each}"
     return name.removeprefix(".")
 

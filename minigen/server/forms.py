@@ -5,7 +5,7 @@ Sources: OpenAI's API reference, `response_format`; vLLM's structured outputs; O
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -160,3 +160,12 @@ def naming(ours: str, theirs: str) -> Iterator[None]:
         if ours not in str(error):
             raise
         raise ApiError(str(error).replace(ours, theirs), param=theirs.partition(".")[0]) from error
+
+
+def naming_tools(form: StructuredOutputsParams | None) -> AbstractContextManager[None]:
+    """Let a `ParamsError` about the grammar name the tools, if it was written for them.
+
+    `form` is the client's own form.
+    """
+    own = form is not None and form.grammar is not None
+    return nullcontext() if own else naming("structured_outputs.grammar", "tools")

@@ -95,6 +95,13 @@ class Reply(Response):
             if not started:
                 raise
             last = writer.failure(explain(error))
+        except ClientGoneError:
+            raise
+        except Exception as error:  # our own: the client gets an event, the log a traceback
+            if started:
+                body = writer.failure(explain(error))
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+            raise
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _start_stream(self, writer: ResponseWriter, send: Send) -> None:

@@ -38,9 +38,17 @@ class PredictedFirst:
     def _propose(self, sequence: Sequence, count: int) -> SequenceOf[int]:
         if not sequence.predicted_ids:
             return ()
-        index = self._indexes.get(sequence)
-        if index is None:
-            index = self._indexes[sequence] = NgramIndex(1, LONGEST)
-            index.extend(sequence.predicted_ids)
+        index = self._indexes.get(sequence) or self._shared_index(sequence)
         place = index.find(sequence.output_ids[-LONGEST:])
         return () if place is None else index.token_ids[place : place + count]
+
+    def _shared_index(self, sequence: Sequence) -> NgramIndex:
+        """Return the index of another answer with the same prediction, or else a new one."""
+        predicted = sequence.predicted_ids
+        same = (each for other, each in self._indexes.items() if other.predicted_ids is predicted)
+        index = next(same, None)
+        if index is None:
+            index = NgramIndex(1, LONGEST)
+            index.extend(predicted)
+        self._indexes[sequence] = index
+        return index

@@ -5,7 +5,7 @@ with limits on time, memory and output. Jinja's settings and the predefined name
 Hugging Face's transformers, because templates are written for that library.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +135,25 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
         raise PromptError(f'Message {index} should have a "role" that is a string.')
     content = message.get("content")
     if isinstance(content, list | tuple):
-        content = "".join(_check_part(index, part) for part in content)
+        content = text_of_parts(content, f"Message {index}")
     if not isinstance(content, str):
         raise PromptError(f'Message {index} should have a "content" of text or text parts.')
     return {**message, "content": content}
 
 
-def _check_part(index: int, part: object) -> str:
+def text_of_parts(parts: Iterable[object], where: str) -> str:
+    """Return the joined texts of `{"type": "text", "text": ...}`.
+
+    Raises `PromptError` for another part; its message begins with `where`.
+    """
+    return "".join(_text_of_part(part, where) for part in parts)
+
+
+def _text_of_part(part: object, where: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise PromptError(
-            f'Message {index} has content that is not {{"type": "text", "text": ...}}, '
+            f'{where} has content that is not {{"type": "text", "text": ...}}, '
             "but minigen's models read text only."
         )
     return text

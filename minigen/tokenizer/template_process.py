@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from minigen.child_process import start_module
-from minigen.errors import ChatTemplateError, PromptError
+from minigen.errors import ChatTemplateError, PromptError, StartError
 from minigen.tokenizer.template_sandbox import MAX_MESSAGE, TemplateLimits
 from minigen.tokenizer.template_worker import ENCODING, Reply, frame, opening, read_frame
 
@@ -68,7 +68,7 @@ class _Running:
                 stderr=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise ChatTemplateError(
+            raise StartError(
                 f"The chat template cannot run: its process could not be started ({error})."
             ) from None
         self.close = weakref.finalize(self, _end, self._process, self._owner)
@@ -106,7 +106,7 @@ class _Running:
             started = None
         if started is None:
             self.close()
-            raise ChatTemplateError(
+            raise StartError(
                 "The chat template cannot run: its process does not start "
                 "(`python -m minigen.tokenizer.template_worker` should wait for input)."
             )

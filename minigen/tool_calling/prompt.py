@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.errors import PromptError
+from minigen.tokenizer.chat_template import text_of_parts
 from minigen.tool_calling.tools import Tool
 
 _INTRODUCTION = """You can call these functions; each line describes one as JSON:
@@ -54,27 +55,29 @@ def for_plain_template(
     """
     found: list[dict[str, Any]] = []
     results: list[str] = []  # that no message has yet
-    for message in messages:
-        role = message.get("role")
+    for index, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list):
+            content = text_of_parts(content, f"Message {index}")
+            message = {**message, "content": content}
         if role == "tool":
-            text = _text_of(message.get("content"))
+            text = content or ""
             results.append(f"<tool_response>\n{text}\n</tool_response>")
             continue
         if results:
-            joins = role == "user" and isinstance(message.get("content"), str)
-            more = [message["content"]] if joins else []
+            more = [content] if role == "user" and isinstance(content, str) else []
             found.append({"role": "user", "content": "\n".join([*results, *more])})
             results = []
-            if joins:
+            if more:
                 continue
         if message.get("tool_calls"):
             calls = [_written(call) for call in message["tool_calls"]]
-            text = _text_of(message.get("content"))
+            text = content or ""
             found.append(
                 {"role": "assistant", "content": "\n".join([text, *calls] if text else calls)}
             )
         else:
-            found.append({**message, "content": message.get("content") or ""})
+            found.append({**message, "content": content or ""})
     if results:
         found.append({"role": "user", "content": "\n".join(results)})
     return _with_introduction(found, tools, must_call) if tools else found
@@ -86,17 +89,9 @@ def _with_introduction(
     lines = "\n".join(json.dumps(tool.described["function"], ensure_ascii=False) for tool in tools)
     text = _INTRODUCTION.format(tools=lines) + (_DUTY if must_call else "")
     if messages and messages[0].get("role") == "system":
-        first = messages[0]
-        own = _text_of(first["content"])
+        first, own = messages[0], messages[0]["content"]
         return [{**first, "content": f"{own}\n\n{text}" if own else text}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
-
-
-def _text_of(content: Any) -> str:
-    """Return a content as text; parts that are no text are refused later, by `check_messages`."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content or ""
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:

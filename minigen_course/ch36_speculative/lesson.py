@@ -24,9 +24,9 @@ from minigen.sequence import Sequence as EngineSequence
 from minigen.speculative.ngram import NgramIndex
 from minigen.speculative.pace import FixedPace, MeasuredPace
 from minigen.speculative.speculator import Speculator
+from minigen_course.handout.course_files import results_folder
 from minigen_course.lab.inspect_model import manager_of, recorded_states, transformer_of
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NAMES = ("river", "stone", "lamp", "garden", "window", "paper", "copper", "winter", "market")
 # Milliseconds of a step by its rows, each a sequence with 256 tokens of context, from
 # benchmarks/results/34_step_cost.json. Rows of one sequence read one context, so they cost less.
@@ -423,8 +423,9 @@ class Stored:
         return self.ratios.get((form, load), {}).get(way, {}).get(batch)
 
 
-def stored_gains(path: Path = RESULTS / "36_speculative.json") -> Stored | None:
+def stored_gains(path: Path | None = None) -> Stored | None:
     """Return the results of benchmarks/36_speculative.py; None if there are none yet."""
+    path = path or results_folder() / "36_speculative.json"
     if not path.exists():
         return None
     ratios: dict[tuple[str, str], dict[str, dict[int, float]]] = {}

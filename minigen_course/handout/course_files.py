@@ -38,6 +38,11 @@ def notebooks_folder() -> Path:
     raise OptionError("This installation of minigen has no notebooks; install it from its wheel.")
 
 
+def results_folder() -> Path:
+    """Return the folder of those benchmark results that notebooks show, in a clone of all."""
+    return notebooks_folder().parent / "benchmarks" / "results"
+
+
 @cache
 def headings() -> dict[str, Heading]:
     """Return the chapters by number, in order."""

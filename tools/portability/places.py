@@ -29,6 +29,7 @@ NOT_INHERITED = (
     ),
 )
 FACTS = "import json; from benchmarks.common import environment; print(json.dumps(environment()))"
+MODELS = "from tools.notebooks import fetch_models; fetch_models()"  # later without a network
 SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
 
 
@@ -110,7 +111,9 @@ class Places:
         for name in ("home", "tmp", "runtime"):
             (self._elsewhere(environment) / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         parts = ["setup", "demo"] if "demo" in environment.parts else ["setup"]
-        for command in [each for part in parts for each in self._commands(environment, part)]:
+        fetch = [str(self._python(environment)), "-c", MODELS]
+        commands = [each for part in parts for each in self._commands(environment, part)]
+        for command in [*commands, *([fetch] if "notebooks" in environment.parts else [])]:
             ended = self._run(environment, command, log, SETUP_SECONDS, plain=True)
             if ended.status != 0:
                 return f"`{' '.join(command[1:3])}` failed: {ended.why()}"

@@ -326,6 +326,7 @@ class CompletionResponseWriter:
         self._head = Head("cmpl", served.name, request)
         self._opened = self._head.opened("text_completion")
         self._columns: dict[int, Columns] = {}  # by choice, if log probabilities are requested
+        self._not_echoed: set[int] = set()  # choices whose echo comes with their first token
 
     @property
     def needs_engine(self) -> bool:
@@ -346,24 +347,30 @@ class CompletionResponseWriter:
         return self._head.whole("text_completion", choices, self._usage())
 
     def on_start(self) -> bytes:
-        """Return the echoed prompts; nothing without echo."""
+        """Return the echoed prompts; nothing without echo.
+
+        With log probabilities each waits for its first token: a later prompt may not be computed.
+        """
         if not self._echo:
             return b""
-        finish = '"length"' if self._only_echo else "null"
-        return b"".join(
-            self._chunk(answer, self._echoed(answer), self._prompt_columns(answer), finish)
-            for answer in self._answers
-        )
+        if self._answers[0].choice.logprobs is not None:
+            self._not_echoed = {self._index(answer) for answer in self._answers}
+            return b""
+        return b"".join(self._echo_chunk(answer) for answer in self._answers)
 
     def on_token(self, delta: TokenDelta) -> bytes:
         """Return a chunk with the final text, the log probabilities and the finish reason."""
+        index, before = delta.prompt * self._n + delta.choice, b""
+        answer, columns = self._answers[index], None
+        if index in self._not_echoed:
+            self._not_echoed.remove(index)
+            before = self._echo_chunk(answer)
         if self._only_echo or not (delta.text or delta.finish_reason or delta.logprobs):
-            return b""
-        answer, columns = self._answers[delta.prompt * self._n + delta.choice], None
+            return before
         if delta.logprobs is not None:
             columns = self._columns_of(answer).of([(delta.token_id, delta.logprobs)])
         finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
-        return self._chunk(answer, delta.text, columns, finish)
+        return before + self._chunk(answer, delta.text, columns, finish)
 
     def end(self) -> bytes:
         """Return the usage, if requested, and the end mark."""
@@ -378,6 +385,10 @@ class CompletionResponseWriter:
 
     def _index(self, answer: RequestState) -> int:
         return answer.prompt * self._n + answer.choice.index
+
+    def _echo_chunk(self, answer: RequestState) -> bytes:
+        finish = '"length"' if self._only_echo else "null"
+        return self._chunk(answer, self._echoed(answer), self._prompt_columns(answer), finish)
 
     def _echoed(self, answer: RequestState) -> str:
         """Return the prompt to echo: the given text, or the decoded tokens; "" without echo."""

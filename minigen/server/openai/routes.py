@@ -13,7 +13,7 @@ from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.server.chat_turn import ChatTurn, chat_turn
 from minigen.server.errors import ApiError
-from minigen.server.forms import naming, naming_the_form
+from minigen.server.forms import naming_the_form, naming_tools
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.responses import ChatResponseWriter, CompletionResponseWriter
@@ -26,7 +26,7 @@ from minigen.server.openai.schema import (
     TokenizeRequest,
 )
 from minigen.server.replies import ReadRequest, Reply
-from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tokenizer.chat_template import ChatTemplate, text_of_parts
 
 # Called with a request's answers before they are generated; raises a `MinigenError` to refuse it.
 Check = Callable[[SequenceOf[RequestState]], None]
@@ -106,7 +106,7 @@ def chat_answers(llm: LLM, request: ChatRequest) -> tuple[list[RequestState], Ch
     )
     use, form = request.tool_use(), params.structured_outputs
     assert not isinstance(form, Mapping), "SamplingParams has parsed it"
-    with naming_the_form(request), naming("structured_outputs.grammar", "tools"):
+    with naming_the_form(request), naming_tools(form):
         turn = chat_turn(
             llm,
             [_plain(message) for message in request.messages],
@@ -129,7 +129,7 @@ def _predicted_ids(llm: LLM, prediction: Prediction | None) -> list[int]:
     if prediction is None:
         return []
     content = prediction.content
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    text = content if isinstance(content, str) else text_of_parts(content, "The prediction")
     return llm.tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -10,7 +10,7 @@ from minigen.llm import LLM
 from minigen.outputs import RequestState
 from minigen.server.chat_turn import ChatTurn, chat_turn
 from minigen.server.errors import ApiError
-from minigen.server.forms import naming
+from minigen.server.forms import naming, naming_tools
 from minigen.server.models import ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.routes import Check, sampling_params
@@ -67,7 +67,7 @@ def answers_to(
     params = sampling_params(request, max_tokens=request.max_output_tokens, logprobs=logprobs)
     messages, form = messages_of(request.instructions, request.input), params.structured_outputs
     assert not isinstance(form, Mapping), "SamplingParams has parsed it"
-    with naming(*request.name_of_form), naming("structured_outputs.grammar", "tools"):
+    with naming(*request.name_of_form), naming_tools(form):
         turn = chat_turn(llm, messages, use, form, **_template_variables(llm, request))
         params = replace(params, **turn.params)
         answers = llm.process_requests(

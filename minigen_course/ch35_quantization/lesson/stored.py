@@ -15,16 +15,16 @@ from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.quantization.grid import Grid
 from minigen_course.ch35_quantization.figures import Form
 from minigen_course.figures.style import QUIET, figure
+from minigen_course.handout.course_files import results_folder
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 METHODS, GROUP = ("RTN", "AWQ", "GPTQ"), 64
 ORDER = "RTN > AWQ > GPTQ in KL divergence"
 FILE = "the file, Q4_1"
 
 
-def stored(name: str, *parts: str, folder: Path = RESULTS) -> Any:
+def stored(name: str, *parts: str, folder: Path | None = None) -> Any:
     """Return a part of `benchmarks/results/NAME.json`; None if it has not been measured."""
-    path = folder / f"{name}.json"
+    path = (folder or results_folder()) / f"{name}.json"
     found: Any = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in parts:
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -90,7 +90,7 @@ def forms(
     checkpoint: Checkpoint,
     text: str,
     speeds: Mapping[str, float],
-    folder: Path = RESULTS,
+    folder: Path | None = None,
     group_size: int = GROUP,
 ) -> list[Form]:
     """Return what was stored of each form of the default model, with speeds by the forms' names.
