@@ -487,10 +487,13 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 #
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a time)
-# and has the program choose among them when it runs. Every copy converts each weight once, so the
-# numbers that one pass converts tell how many weights the pass has done. The next cell divides the
+# and has the program choose among them when it runs. A copy converts each weight once, so the
+# numbers that one pass converts tell how many weights the pass has done. (One copy, of which more below, converts
+# some numbers for several groups together. Its weights are more than that, so it needs less than is printed.) The next cell divides the
 # instructions of a pass by them, and gives the copy with the fewest and the one with the most
-# instructions per weight. (Our count is 117 / 576 = 0.20 per weight. It leaves out how a loop counts its
+# instructions per weight. (Our count is 117 / 576 = 0.20 per weight, and twice that
+# with registers of eight lanes. LLVM, the compiler behind Numba, often takes eight even where there are sixteen.
+# Our count leaves out how a loop counts its
 # passes: an addition, a comparison and a jump. A pass over four registers, for example, has $4 \cdot 3 +
 # 3 = 15$ instructions for 64 weights, 0.23 per weight.) The cell also measures, with so few rows that they
 # stay in a cache: there loops wait for instructions only.
@@ -587,14 +590,14 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # lanes. So where the first is several times slower, the sums are not the reason, and neither is the
 # scale. The last lines tell the reason: if the measured ratio is near that of the copy with the most
 # instructions, 3 and more per weight, the loop takes one number at a time and uses no lanes at all.
-# (LLVM, the compiler behind Numba, does so on some processors with AVX-512, for example. Since the size is
+# (LLVM does so on some processors with AVX-512, for example. Since the size is
 # the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left to lay along
 # the lanes. It then tries to put one number of each of sixteen *groups* into the lanes. These numbers lie
 # 32 apart in memory, and the copy that it made works only if they are neighbours. So the program takes the
 # other copy.) If the ratio is near that of the fewest,
 # your compiler did better, and the first two loops differ by little.
 #
-# Then compare the other two with a scale for each row. Their times can differ by less than the
+# Then compare the other two with a scale for each row. Their times need not differ as the
 # instructions do, because a core starts several instructions in one cycle, and some find room beside
 # others. So our count is no time. It says what must be done, and which of two loops has more to do.
 # Whether that is seen when the weights come from memory, and all loops may wait for the same bytes, is
@@ -744,7 +747,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # weights of one row (blue; 128 was added to each, as explained below) meet the same four inputs (yellow),
 # and the four products are added to the lane's sum (green). Lane 0 by hand: $124 \cdot (-28) + 128 \cdot
 # (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
-# `vpdpbusd` (with AVX-VNNI two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`, with the
+# `vpdpbusd` (with AVX-VNNI, the same for processors without AVX-512, two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`, with the
 # same whole numbers as result.
 #
 # `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken
@@ -934,10 +937,10 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # to the line above them.)
 #
 # A bar near the line can belong to a loop that waits for memory. The line alone does not say so, because
-# the longest bar ends at it by definition. The loop waits for memory if it is much faster in a cache:
-# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Arithmetic makes
-# hardly a difference among loops that wait. Yet their rates differ, because they also read in different
-# orders. The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than
+# it is only the largest rate that any loop has reached. The loop waits for memory if it is much faster in a cache:
+# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Among loops
+# that wait the rates still differ, because they read in different orders, and because a loop with fewer
+# instructions per byte has more loads under way at once. The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than
 # of the sum's 268 MB. So the sum of the first cell need not be the longest bar.
 #
 # The first two lines under *times as fast* compare *lanes kept apart* with two slower loops. Against *a
@@ -1002,8 +1005,8 @@ print(lesson.table_of_roofs())
 # limit, so there another token costs more than the roof says. Near the ridge, reading and computing
 # overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
 # integer dots; eight tokens can be more than there are registers. (By vector instructions, the package stops
-# at four in int8 and int4. If 8 tokens take nearly as long as 16, which use the same tile, another program
-# probably disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
+# at four in int8 and int4. If 8 and 16 tokens, which use the same tile, lie right of the ridge and take
+# nearly as long, another program probably disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
 # are counted once, as bytes that are written. Many processors read a line from memory before they write
 # to it; then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
@@ -1016,9 +1019,10 @@ print(lesson.table_of_roofs())
 # pairs of bfloat16 numbers.) The slope is a sum over 268 MB, the flat part are the package's products of 256
 # tokens, with weights that a cache holds, each the middle of several runs.
 # [The benchmark](../benchmarks/34_roofs.py) prints the first four numbers for your machine, and with
-# `--pretend avx2` those for fewer instructions. (Compare the rows only with each other: the flat part of figure
-# 34.7 is higher, because its product has no zeros, and its fastest run counts. And compare the numbers of a
-# column: int4 was measured on rows of 1,536, int8 on rows of 576.)
+# `--pretend avx2` those for fewer instructions. (Compare the rows only with each other: figure 34.7
+# is of your machine, and of another product, which has no zeros (the next sections have them), and its fastest run
+# counts. And compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
+# 576, which have more results for each weight.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
 # weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte. By hand, for the
@@ -1030,12 +1034,13 @@ print(lesson.table_of_roofs())
 #   the flat part, so in the first row it may be near its limit in arithmetic, too.)
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
 #   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
-#   wide, and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
-# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 in all three forms. (There is
-#   one for bytes, twice as fast. But an input and its zero, below, are together no byte. bfloat16 holds all of
-#   these whole numbers exactly.) With weights in bfloat16 a sum stays in its AMX tile for a whole row of 576, or
-#   for 512 columns of a row of 1,536. In int8 it leaves after each 32, to be multiplied by their scales with
-#   vector instructions, 18 times in a row of 576. Storing, loading and scaling halve the speed. (An AMX tile is a
+#   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
+# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
+#   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
+#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly.) With weights in
+#   bfloat16 a sum stays in its AMX tile for 512 columns. In int8 it leaves after each 32, to be multiplied by their
+#   scales with vector instructions, 18 times in a row of 576. Storing, loading and scaling take up to half of the
+#   time. (An AMX tile is a
 #   register, and not a tile of the last section.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
@@ -1474,7 +1479,8 @@ for form, reference in references.items():
     print(f"cost {cost[0]} ± {cost[1]}")
 
 # %% [markdown]
-# A cost whose interval holds 0 is no cost that this text can show. A small model and 384 tokens are
+# A cost whose interval holds 0 is no cost that this text can show. One below 0 does not mean that rounding
+# improves a model: of several intervals, one can miss 0 by chance. A small model and 384 tokens are
 # a weak test: real ones read tens of thousands of tokens, and ask questions of several kinds
 # besides.
 #

@@ -233,7 +233,7 @@ def test_echo_without_new_tokens_scores_a_prompt(client: OpenAI, llm: LLM) -> No
 def test_a_streamed_echo_waits_for_the_log_probabilities_of_its_own_prompt(
     client: OpenAI, max_tokens: int
 ) -> None:
-    """The second prompt's take several steps, in which the first one's answer has begun."""
+    """The second prompt's take several steps, in which the first one is answered."""
     prompts = ["ab", "xyz" * 50]
     asked: Any = {"model": "tiny", "prompt": prompts, "max_tokens": max_tokens, "n": 2, "seed": 1}
     asked |= {"echo": True, "logprobs": 1, "extra_body": {"ignore_eos": True}}
