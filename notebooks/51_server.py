@@ -524,32 +524,32 @@ for clients, per_event in tokens_per_event.items():
 # first step.) With more clients a step takes longer, so the gaps grow, but far less than the number
 # of clients does (chapter 24).
 #
-# Some ticks are missing, and others are shifted to the right. A tick is an event, not a token. The
-# server sends all text that has arrived since this client's last event. So there are two reasons:
+# Some ticks are shifted to the right, and others are missing. A tick is an event, not a token. There are
+# two reasons:
 #
-# 1. **The loop came late.** If the engine finished two steps before the loop could run this
-#    client's coroutine, both tokens leave in one event: one tick is missing, and the next one is
-#    late.
+# 1. **The loop came late.** The server sends everything that has arrived since it last sent something to this
+#    client, with an event for each token that has text. If the engine finished two steps before the loop could run
+#    this client's coroutine, both events leave together: one tick is late, and two lie on one place.
 # 2. **There was nothing to show.** A token that ends within a character, or that may be the
 #    beginning of a stop string, is held back until more comes. A special token has no text at all.
 #    Some stand in these answers, because the load asks the engine to write on after the [end of the
 #    sequence](../docs/glossary.md#end-of-sequence), so that all answers have 24 tokens.
 #
-# The printed averages tell the two apart. With one client the loop is hardly ever late, so what is
-# above 1 there has the second reason. If 16 clients have clearly more, the difference has the first
-# reason. (A small difference says nothing: their prompts differ, and so do their special tokens.)
+# The printed averages show the second reason alone: a token that was held back comes in the event of the
+# next. (Between numbers of clients they differ a little, because their prompts differ, and so do their special
+# tokens.)
 #
-# How many tokens an event has is arithmetic, as long as the loop is the part that is late. Take 16
-# streams, 1 ms of the loop's time for each event, and steps of 8 ms. One round over all streams
-# takes 16 ms, and two steps end meanwhile, so each event carries two tokens. In general
+# How many tokens leave together is arithmetic, as long as the loop is the part that is late. Take 16
+# streams, 1 ms of the loop's time to send to one of them, and steps of 8 ms. One round over all streams
+# takes 16 ms, and two steps end meanwhile, so two tokens leave together each time. In general
 #
 # $$k \approx \max\left(1,\ \frac{n\,h}{t}\right)$$
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
-# | $k$ | tokens per event | `tokens_per_event` |
+# | $k$ | tokens that leave together | |
 # | $n$ | streams | `clients` |
-# | $h$ | seconds of the loop for one event of one stream | |
+# | $h$ | seconds of the loop to send once to one stream | |
 # | $t$ | seconds of one step of the engine | |
 #
 # The formula leaves out that both threads share cores and the GIL, and that both vary. The clients
@@ -1141,7 +1141,8 @@ verdicts(
 #   through queues.
 # - A stream is lines of `data: ` with JSON: the role, the text, the finish reason, `[DONE]`. The
 #   bytes may be cut anywhere, and a token is not always a whole character.
-# - An event may carry several tokens, because the loop sends what has arrived since the last event.
+# - Events may leave together, because the loop sends what has arrived since it last sent something. An event may
+#   carry several tokens, because a token that is no whole text waits for the next.
 # - A client that has gone must be noticed, and its request aborted, or the engine computes for no
 #   one.
 # - A queue needs an end. Status 429 with `Retry-After` costs the server almost nothing and tells
@@ -1160,8 +1161,9 @@ verdicts(
 #
 # <details><summary>2. A client sees 20 events with text, and the usage says 24 tokens. Nothing was lost.
 # Name two reasons.</summary>
-# The loop came late, and two tokens left in one event. Or a token ended within a character (or was the
-# possible beginning of a stop string), so it had to wait for the next one.</details>
+# A token ended within a character, or was the possible beginning of a stop string, so it had to wait for
+# the next one. Or it was a special token, which has no text. (That the loop came late is no reason: then two events
+# leave together.)</details>
 #
 # <details><summary>3. Four requests run at once, each for 6 seconds, and seven wait. A further one is
 # refused. What is its `Retry-After`, by the chapter's formula? What makes the estimate wrong?</summary>

@@ -548,7 +548,8 @@ print(
 # do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
 # about one case of three (6 × 0.06 = 0.36). In the time of an answer, about 6 s, 36 requests
 # arrive, so as many run. Then a step without a prompt takes 58 ms, and
-# about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight.
+# about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight
+# (0.36 × 0.35 = 0.126).
 # (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
 # long as 7 more.)
 # With 46 or more running, nearly every step is longer. Both are far more than one gap in twenty.
@@ -566,7 +567,9 @@ print(
 # = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
 # most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also charges for
-# the tokens of prompts, so with long prompts renting pays earlier than these lines say.
+# the tokens of prompts, so with long prompts renting pays earlier than these lines say. (At 300 good tokens per
+# second a full month of 730 hours yields 788 million. Compare that with the volumes in the last lines: this machine
+# would beat an API of $10 only if it were nearly always full, and one of $3 never.)
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -709,7 +712,7 @@ draw.dashboard(
 # 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
 #    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
 #    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
-#    admits the load. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
+#    admits the load, even if the owner's knobs could give more. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
 #    (Then more slots may do as well for this load, but the next job of that customer can be larger than any number
 #    of slots. So limit it first, and then add slots.)
 # 3. **Change one thing** there. **Measure again**, with the same load.
@@ -734,15 +737,16 @@ draw.dashboard(
 # because the engine has too few batch slots hides the symptom: the clients that it refuses get no answer.
 # (Where one customer takes all slots, the gateway is right: system 8.)
 #
-# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
-# hidden. Ask of each sign: is it at its limit, and is it the reason?
+# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; nearly all of its
+# flags stay hidden. Ask of each sign: is it at its limit, and is it the reason?
 #
 # - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
 #   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
 #   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
 #   answer is `nothing`). The number of slots is not among the signs below. But if blocks and arithmetic are
 #   free, compare *the same while others wait* with *running, at most*: near it, the slots were full; far below it,
-#   they were not. (Full blocks hold the number of running requests as steady as full slots do.)
+#   they were not. (Full blocks hold the number of running requests as steady as full slots do. And gauges are
+#   read after each step: who comes during a step, and is taken up right after it, is in no reading of *waiting*.)
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
@@ -758,8 +762,8 @@ draw.dashboard(
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
-# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault. The
-# latencies of all columns are of the same requests, except where a change refuses some (see *refused*): these
+# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, or what
+# the change costs. The latencies of all columns are of the same requests, except where a change refuses some (see *refused*): these
 # have no latencies, so look there at the share that kept both, in which they count.
 #
 # **1. The first token is late, and then the words flow.**

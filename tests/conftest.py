@@ -1,5 +1,6 @@
 """Fixtures that many tests share; the default model is loaded once, in float32."""
 
+import gc
 import os
 import signal
 import sys
@@ -105,7 +106,12 @@ def unchecked_shapes() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Handle Ctrl-C here and in child processes, even in a shell's background job."""
+    """Handle Ctrl-C here and in child processes, even in a shell's background job.
+
+    Without garbage collection, in whose callbacks (hypothesis has one) a KeyboardInterrupt is lost.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
     yield
+    gc.enable()
     signal.signal(signal.SIGINT, before)

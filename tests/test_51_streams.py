@@ -18,7 +18,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
+from minigen.server import replies
 from minigen.server.models import ModelHost
+from minigen.server.openai.responses import CompletionResponseWriter
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import PATIENCE, wait_until
 
@@ -216,3 +218,34 @@ def test_a_request_that_the_pool_can_never_hold_is_refused_and_small_ones_take_t
         answer = client.post("/v1/completions", json=asked).json()
         assert answer["usage"]["completion_tokens"] == 8 * 30
         wait_until(lambda: is_empty(engine_of(host)))
+
+
+def test_a_long_answer_is_written_beside_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def whole(writer: CompletionResponseWriter) -> bytes:
+        threads.append(threading.current_thread().name)
+        return write(writer)
+
+    write = CompletionResponseWriter.whole
+    monkeypatch.setattr(CompletionResponseWriter, "whole", whole)
+    for longest in (20, 9):
+        monkeypatch.setattr(replies, "LONG_ANSWER", longest)
+        body = {"prompt": "ab", "max_tokens": 5, "n": 2, "logprobs": 2, "ignore_eos": True}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+    assert len(set(threads)) == 2
+
+
+def test_a_writer_that_fails_in_a_stream_ends_it_with_an_event(
+    url: str, host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(writer: CompletionResponseWriter, delta: object) -> bytes:
+        raise ValueError("a fault of our own")
+
+    monkeypatch.setattr(CompletionResponseWriter, "on_token", fail)
+    body = {"prompt": "ab", "max_tokens": 5, "stream": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body)
+    assert json.loads(answer.text.removeprefix("data: "))["error"]["code"] == "internal_error"
+    wait_until(lambda: is_empty(engine_of(host)))

@@ -484,6 +484,29 @@ def test_a_token_that_is_not_allowed_raises(backend: LLGuidanceBackend) -> None:
         matcher.accept(backend._compiler.vocabulary.tokenize_str("x")[0])
 
 
+def test_an_ambiguous_grammar_ends_before_its_masks_take_long(backend: LLGuidanceBackend) -> None:
+    """The items of a mask grow with each token; a step of all sequences waits for them."""
+    ambiguous = 'start: s\ns: s s s | s s | "a" | "b" |\n'
+    matcher = backend.compile(StructuredOutputsParams(grammar=ambiguous))
+    (a,) = backend._compiler.vocabulary.tokenize_str("a")
+
+    def follow(count: int) -> None:
+        for _ in range(count):
+            matcher.allowed()
+            matcher.accept(a)
+
+    with pytest.raises(GrammarError, match="items"):
+        follow(100)  # it ends at 57; by the library's own limits, at 397
+
+
+def test_expressions_of_a_language_stay_below_the_limits(backend: LLGuidanceBackend) -> None:
+    sums = 'start: e\ne: e "+" e | e "*" e | "(" e ")" | /[0-9]+/\n'
+    matcher = backend.compile(StructuredOutputsParams(grammar=sums))
+    for token in backend._compiler.vocabulary.tokenize_str("+".join(map(str, range(80)))):
+        assert matcher.allowed()[token]
+        matcher.accept(token)
+
+
 def test_the_cache_of_grammars_is_bounded(backend: LLGuidanceBackend) -> None:
     for number in range(3 * MOST_CACHED):
         backend.compile(StructuredOutputsParams(regex=f"a{{{number + 1}}}"))

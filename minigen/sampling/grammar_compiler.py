@@ -51,7 +51,12 @@ class GrammarCompiler:
             ) from None
         self._library: Any = llguidance
         self.end_ids = vocabulary.end_ids
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        # A step waits for the masks of all its sequences. The library's own limits allow a mask of
+        # an ambiguous grammar to take a second; these allow milliseconds, which large schemas and
+        # a language's expressions stay far below.
+        self._limits = llguidance.LLParserLimits(
+            max_items_in_row=300, step_max_items=5000, step_lexer_fuel=50_000, verbose_errors=False
+        )
         self.vocabulary = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Wrapped(vocabulary, encode)),
             n_vocab=len(vocabulary.tokens),

@@ -25,6 +25,7 @@ from minigen.server.models import ModelHost, Served
 from minigen.server.openai.responses import ResponseWriter, usage_of
 
 LONG_BODY = 20_000  # bytes; encoding a longer prompt would block the event loop for too long
+LONG_ANSWER = 2_000  # tokens of all answers; so would writing more, with their log probabilities
 
 
 # A parsed request: the answers that the engine must generate (none if the response needs no
@@ -56,7 +57,6 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request; stop silently if the client disconnects."""
-        respond = self._stream if self._streams else self._send_whole
         with suppress(ClientGoneError):
             async with self._host.lease(self._model) as served:
                 answers, writer = await self._read_in_time(scope, served)
@@ -64,17 +64,29 @@ class Reply(Response):
                     async with submitted(
                         served.thread.dispatcher, answers, receive, self._streams
                     ) as deltas:
-                        await respond(deltas, writer, send)
+                        if self._streams:
+                            await self._stream(deltas, writer, send)
+                        else:
+                            await self._send_whole(deltas, answers, writer, send)
 
     async def _read_in_time(self, scope: Scope, served: Served) -> ReadRequest:
         if _body_length(scope) < LONG_BODY and not self._takes_long:
             return self._read(served)
         return await asyncio.to_thread(self._read, served)
 
-    async def _send_whole(self, deltas: Deltas, writer: ResponseWriter, send: Send) -> None:
+    async def _send_whole(
+        self,
+        deltas: Deltas,
+        answers: SequenceOf[RequestState],
+        writer: ResponseWriter,
+        send: Send,
+    ) -> None:
         async for _ in deltas:
             pass
-        body = writer.whole()
+        if sum(len(each.choice.token_ids) for each in answers) < LONG_ANSWER:
+            body = writer.whole()
+        else:
+            body = await asyncio.to_thread(writer.whole)
         await send(_start("application/json", (b"content-length", str(len(body)).encode())))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

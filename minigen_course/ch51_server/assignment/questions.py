@@ -167,11 +167,10 @@ QUESTIONS = {
     "tokens_per_event": Question(
         "estimate",
         "A server streams to {streams} clients. A step of the engine takes {step_ms} ms and brings "
-        "each of them one token. The event loop needs {event_ms} ms of its thread for one event of "
-        "one client, and an event carries all tokens that have arrived for that client. How many "
-        "tokens does an event carry on average? (Leave out that the threads share cores and the "
-        "GIL.)",
-        "streams, time of the loop per event, time of a step",
+        "each of them one token. The event loop needs {event_ms} ms of its thread to send once to "
+        "one client, and it sends all tokens that have arrived for that client. How many tokens "
+        "does it send at a time, on average? (Leave out that the threads share cores and the GIL.)",
+        "streams, time of the loop to send once, time of a step",
         _streaming,
         _tokens_per_event,
         "One round of the loop takes {streams} x {event_ms} ms, and meanwhile a step ends every "
