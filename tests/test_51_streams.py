@@ -18,7 +18,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
+from minigen.errors import StartError
 from minigen.server import replies
+from minigen.server.errors import explain
 from minigen.server.models import ModelHost
 from minigen.server.openai.responses import CompletionResponseWriter
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
@@ -249,3 +251,8 @@ def test_a_writer_that_fails_in_a_stream_ends_it_with_an_event(
     answer = httpx.post(f"{url}/v1/completions", json=body)
     assert json.loads(answer.text.removeprefix("data: "))["error"]["code"] == "internal_error"
     wait_until(lambda: is_empty(engine_of(host)))
+
+
+def test_what_is_not_the_requests_fault_may_be_tried_again_and_deep_nesting_may_not() -> None:
+    assert explain(StartError("no process")).status == 503
+    assert explain(RecursionError()).status == 400

@@ -244,9 +244,9 @@ def _tensors_of_file(
     path: Path, sizes: Mapping[str, int] | None
 ) -> Iterator[tuple[str, RawTensor]]:
     try:
-        if sizes is not None and path.name not in sizes:
-            raise FileFormatError(f"{path} is missing.")
         if sizes is not None:
+            if path.name not in sizes:
+                raise FileFormatError(f"{path} is missing.")
             for name, each in _described_tensors(path, sizes[path.name]):
                 yield _printable(path, name), each
             return
