@@ -514,7 +514,10 @@ def test_an_end_token_of_the_generation_settings_must_be_in_the_vocabulary(
 ) -> None:
     write(tmp_path, "config.json", raw(eos_token_id=2))
     write(tmp_path, "generation_config.json", {"eos_token_id": ends})
-    with pytest.raises(ConfigError, match="eos_token_id must name tokens"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id must name"):
+        read_config_of(tmp_path)
+    write(tmp_path, "config.json", raw(eos_token_id=100))
+    with pytest.raises(ConfigError, match=r"/config\.json: eos_token_id must name"):
         read_config_of(tmp_path)
 
 

@@ -397,6 +397,12 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         UnsupportedError,
         "not valid or could take too long",
     ),
+    "very many patterns": (
+        "packed 4",
+        {"ignore": [f"re:x{each}" for each in range(201)]},
+        UnsupportedError,
+        "ignore has 201 patterns; minigen reads at most 200",
+    ),
     "a group's name of two lines": (
         "packed 4",
         {"config_groups": {"a\nb": []}},

@@ -17,7 +17,9 @@ from minigen.server.errors import ApiError
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
 from minigen.server.models import ModelHost
+from minigen.server.ollama.routes import capabilities
 from minigen.server.ollama.schema import GenerateRequest, Options
+from minigen.tokenizer.chat_template import ChatTemplate
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import wait_until
 
@@ -196,6 +198,32 @@ def test_a_model_is_shown(client: ollama.Client, llm: LLM) -> None:
     num_parameters = shown.modelinfo["general.parameter_count"]
     listed = next(model for model in client.list().models if model.model == "tiny:latest")
     assert listed.size == 4 * num_parameters, "stored in float32"
+    assert shown.capabilities == ["completion", "tools"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (None, ["completion"]),
+        ("{{ messages[0].content }}", ["completion", "tools"]),
+        ("{{ messages[0].content.split('</think>') }}", ["completion", "tools", "thinking"]),
+    ],
+)
+def test_what_a_model_can_do_comes_from_its_template(
+    source: str | None, expected: list[str]
+) -> None:
+    assert capabilities(None if source is None else ChatTemplate(source, {})) == expected
+
+
+@pytest.mark.parametrize("time", ["soon", "nan", "--1", "", "1e999", True, float("nan")])
+def test_a_time_that_is_none_is_refused_in_one_sentence(url: str, time: Any) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "a", "keep_alive": time})
+    answer = httpx.post(f"{url}/api/generate", content=body)
+    assert answer.status_code == 400
+    shown = json.dumps(time)
+    assert answer.json() == {
+        "error": f'\'keep_alive\': should be seconds, or a time like "5m" or "-1", not {shown}.'
+    }
 
 
 @pytest.mark.parametrize(

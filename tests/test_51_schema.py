@@ -4,10 +4,14 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from minigen import SamplingParams
+from minigen.server.anthropic.schema import MessagesRequest
+from minigen.server.forms import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
+from minigen.server.ollama.schema import OllamaChatRequest
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Message
+from minigen.server.responses_api.schema import ResponsesRequest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -150,3 +154,50 @@ def test_one_prompt_and_several_are_distinguished() -> None:
     for wrong in ([], 5, None, {"text": "x"}):
         with pytest.raises(ValidationError, match="prompt"):
             CompletionRequest.model_validate({"prompt": wrong})
+
+
+_MESSAGE = {"role": "user", "content": "Hi"}
+_PART = {"type": "text", "text": "Hi"}
+_TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("request_type", "field", "item"),
+    [
+        (ChatRequest, "messages", _MESSAGE),
+        (ChatRequest, "messages", 1),
+        (ChatRequest, "tools", _TOOL),
+        (OllamaChatRequest, "messages", _MESSAGE),
+        (OllamaChatRequest, "tools", _TOOL),
+        (MessagesRequest, "messages", _MESSAGE),
+        (MessagesRequest, "tools", {"name": "add", "input_schema": {}}),
+        (ResponsesRequest, "input", _MESSAGE),
+        (ResponsesRequest, "input", 1),
+        (ResponsesRequest, "tools", {"type": "function", "name": "add", "parameters": {}}),
+    ],
+)
+def test_a_list_that_is_too_long_is_not_read_to_its_end(
+    request_type: type[BaseModel], field: str, item: Any
+) -> None:
+    most = MOST_TOOLS if field == "tools" else MOST_MESSAGES
+    given = {"model": "m", "messages": [_MESSAGE], "input": "Hi", "max_tokens": 1}
+    known = {name: given[name] for name in given if name in request_type.model_fields}
+    with pytest.raises(ValidationError, match=f"at most {most} items") as caught:
+        request_type.model_validate({**known, field: [item] * (3 * most)})
+    assert len(caught.value.errors()) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_type", "field", "part"),
+    [
+        (MessagesRequest, "messages", _PART),
+        (ResponsesRequest, "input", {"type": "input_text", "text": "Hi"}),
+    ],
+)
+def test_a_message_has_a_limited_number_of_parts(
+    request_type: type[BaseModel], field: str, part: Any
+) -> None:
+    request: dict[str, Any] = {"model": "m", "max_tokens": 1} if field == "messages" else {}
+    request[field] = [{"role": "user", "content": [part] * (MOST_PARTS + 1)}]
+    with pytest.raises(ValidationError, match=f"at most {MOST_PARTS} items"):
+        request_type.model_validate(request)

@@ -9,7 +9,7 @@ meaning for inference are listed here and ignored.
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Values:
 
     raw: Mapping[str, Any]
     where: str
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the unchecked value; `default` for null and for an absent key."""
@@ -170,13 +170,13 @@ def read_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConf
 
 def read_config_of(directory: Path) -> ModelConfig:
     """Read `config.json`, and add the stop tokens of `generation_config.json`."""
-    config = read_json(directory / "config.json")
-    generation = directory / "generation_config.json"
-    if generation.exists():
-        ends = as_list(config.get("eos_token_id"))
-        more = as_list(read_json(generation).get("eos_token_id"))
-        config["eos_token_id"] = ends + [end for end in more if end not in ends]
-    return read_config(config, where=str(directory / "config.json"))
+    path = directory / "config.json"
+    config = read_config(read_json(path), where=str(path))
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return config
+    more = Values(read_json(path), str(path)).token_ids("eos_token_id", config.vocab_size)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
 
 
 @dataclass(frozen=True)

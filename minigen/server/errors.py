@@ -192,6 +192,9 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         )
     if first["type"] == "missing":
         return ApiError(f"The field {field!r} is missing.", param=field)
+    if first["type"] == "too_long" and isinstance(first["input"], list):
+        most, given = first["ctx"]["max_length"], len(first["input"])
+        return ApiError(f"{field!r}: should have at most {most} items, not {given}.", param=field)
     message = first["msg"].removeprefix("Value error, ")
     message, *_ = message.replace("Input should be", "should be", 1).split(" after validation")
     return ApiError(f"{field!r}: {message}, not {_shown(first['input'])}.", param=field)

@@ -15,6 +15,10 @@ from minigen.errors import ParamsError
 from minigen.sampling.structured_outputs import StructuredOutputsParams, structured_outputs_of
 from minigen.server.errors import ApiError
 
+MOST_MESSAGES = 10_000  # each costs the event loop about 5 microseconds
+MOST_PARTS = 10_000  # of a message
+MOST_TOOLS = 1_000
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())

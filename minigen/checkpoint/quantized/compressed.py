@@ -57,6 +57,7 @@ _WEIGHT_KEYS = (
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _MOST_CHOICES, _MOST_CHARACTERS = 5, 200  # of a pattern from a file
+_MOST_PATTERNS = 200  # of one list, each tried on every module
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,12 @@ def _patterns(targets: Any, where: str) -> tuple[str, ...]:
     """Return targets whose patterns are safe to match: few choices, none of them repeated."""
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ConfigError(f"{where} must be a list of names, not {reprlib.repr(targets)}.")
-    for target in filter(_is_pattern, targets):
+    patterns = list(filter(_is_pattern, targets))
+    if len(patterns) > _MOST_PATTERNS:
+        raise UnsupportedError(
+            f"{where} has {len(patterns)} patterns; minigen reads at most {_MOST_PATTERNS}."
+        )
+    for target in patterns:
         slow = _num_choices(target.removeprefix("re:")) > _MOST_CHOICES
         try:
             re.compile(target.removeprefix("re:"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,7 @@ def sampling_batch(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch
     params = [sequence.params for sequence in sequences]
     seen = [each.token_ids if each.params.has_penalties else [] for each in sequences]
     banned = [sequence.banned_ids for sequence in sequences]
-    biased = [list(each.logit_bias) for each in params]
-    biases = [bias for each in params for bias in each.logit_bias.values()]
+    biased = [each.logit_bias.keys() for each in params]
     return SamplingBatch(
         temperature=np.array([_temperature(each) for each in params], np.float32),
         top_k=np.array([min(each.top_k or vocab, vocab) for each in params]),
@@ -161,7 +161,9 @@ def sampling_batch(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch
         num_prompt=np.array([len(each.prompt_ids) for each in sequences]),
         biased_starts=_starts(biased),
         biased=_flat(biased),
-        biases=np.array(biases, np.float32),
+        biases=np.fromiter(
+            chain.from_iterable(each.logit_bias.values() for each in params), np.float32
+        ),
         banned_starts=_starts(banned),
         banned=_flat(banned),
     )
@@ -178,4 +180,4 @@ def _starts(lists: Iterable[Any]) -> np.ndarray:
 
 
 def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return np.array([number for each in lists for number in each], np.int64)
+    return np.fromiter(chain.from_iterable(lists), np.int64)

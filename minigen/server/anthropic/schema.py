@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 from minigen.errors import ParamsError
 from minigen.sampling.structured_outputs import StructuredOutputsParams
 from minigen.server.errors import ApiError
-from minigen.server.forms import Renamed, naming
+from minigen.server.forms import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Renamed, naming
 from minigen.server.openai.schema import (
     EXAMPLE_MODEL,
     MOST_STOPS,
@@ -111,7 +111,7 @@ class AnthropicMessage(Strict):
     """One message of a conversation. The user's has results of tools before text."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[list[Block], TextOrBlocks()]
+    content: Annotated[list[Block], Field(max_length=MOST_PARTS), TextOrBlocks()]
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> "AnthropicMessage":
@@ -195,12 +195,16 @@ class AnthropicRequest(Cacheable):
 
     model: str = Field(min_length=1, description="A model of /v1/models.")
     messages: list[AnthropicMessage] = Field(
-        min_length=1, description="An assistant's message at the end is continued."
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description="An assistant's message at the end is continued.",
     )
     system: Annotated[list[TextBlock], TextOrBlocks()] | None = Field(
         None, description="The system message, as text or as blocks of text."
     )
-    tools: list[CustomTool] | None = Field(None, description="Tools that the model may call.")
+    tools: list[CustomTool] | None = Field(
+        None, max_length=MOST_TOOLS, description="Tools that the model may call."
+    )
     tool_choice: AnthropicToolChoice | None = Field(
         None, description="The type auto, any, tool (with name) or none; auto if absent."
     )

@@ -86,8 +86,18 @@ def shown(host: ModelHost, served: Served) -> dict[str, Any]:
         "modified_at": _date(host.created),
         "details": details(served),
         "model_info": _model_info(served.llm.config),
-        "capabilities": ["completion"],
+        "capabilities": capabilities(served.llm.chat_template),
     }
+
+
+def capabilities(template: ChatTemplate | None) -> list[str]:
+    """Return what `/api/show` says that a model can do, in Ollama's words.
+
+    Every chat model may get tools: minigen describes them where its template does not.
+    """
+    if template is None:
+        return ["completion"]
+    return ["completion", "tools", *(["thinking"] if END_OF_THINK in template.source else [])]
 
 
 def details(served: Served) -> dict[str, Any]:

@@ -4,11 +4,14 @@ An unknown field or option, or an unsupported value, is an error that names the 
 Ollama's API reference, and its client's types.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from minigen.config import parse_seconds
+from minigen.errors import OptionError
+from minigen.server.forms import MOST_MESSAGES, MOST_TOOLS
 from minigen.server.openai.schema import (
     EXAMPLE_MODEL,
     MOST_TOP_LOGPROBS,
@@ -32,12 +35,17 @@ def _checked_num_predict(value: int | None) -> int | None:
 
 def _checked_keep_alive(value: Any) -> Any:
     """Return seconds for a number or a text like "5m"; a negative value means forever."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and not math.isnan(value)):
         return value
+    wrong = 'should be seconds, or a time like "5m" or "-1"'
     if not isinstance(value, str):
-        raise ValueError('should be seconds, or a time like "5m" or "-1"')
+        raise ValueError(wrong)
     sign, text = (-1, value[1:]) if value.startswith("-") else (1, value)
-    return sign * parse_seconds("it", text)
+    try:
+        return sign * parse_seconds("keep_alive", text)
+    except OptionError as error:
+        raise ValueError(wrong) from error
 
 
 KeepAlive = Annotated[
@@ -173,10 +181,10 @@ class OllamaChatRequest(OllamaRequest):
     )
 
     messages: list[OllamaMessage] | None = Field(
-        None, description="If absent, only load the model."
+        None, max_length=MOST_MESSAGES, description="If absent, only load the model."
     )
     tools: list[ToolDefinition] | None = Field(
-        None, description="Functions that the model may call."
+        None, max_length=MOST_TOOLS, description="Functions that the model may call."
     )
 
 

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
-from minigen.server.forms import Formed
+from minigen.server.forms import MOST_MESSAGES, Formed
 from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
 from minigen.server.openai.tool_fields import MessageToolCall, Tooled
 
@@ -294,7 +294,11 @@ def _with_known_calls(messages: list[Message]) -> list[Message]:
 class Conversation(Strict):
     """Messages, and how the model's chat template turns them into a prompt."""
 
-    messages: Annotated[list[Message], AfterValidator(_with_known_calls)] = Field(min_length=1)
+    messages: Annotated[
+        list[Message],
+        Field(min_length=1, max_length=MOST_MESSAGES),
+        AfterValidator(_with_known_calls),
+    ]
     add_generation_prompt: bool | None = Field(None, description="True if absent.")
     continue_final_message: bool | None = Field(
         None, description="Continue the last message; add_generation_prompt is then false."
@@ -386,7 +390,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

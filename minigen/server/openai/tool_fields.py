@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from minigen.errors import ParamsError
 from minigen.server.errors import ApiError
+from minigen.server.forms import MOST_TOOLS
 from minigen.tool_calling.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
 
 
@@ -84,7 +85,7 @@ class Tooled(_Strict):
     """The fields of a chat request that are about tools."""
 
     tools: list[ToolDefinition] | None = Field(
-        None, description="Functions that the model may call."
+        None, max_length=MOST_TOOLS, description="Functions that the model may call."
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = Field(
         None, description="auto if there are tools and it is absent."

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from minigen.errors import ParamsError
 from minigen.server.errors import ApiError
+from minigen.server.forms import MOST_TOOLS
 from minigen.server.openai.schema import Strict
 from minigen.server.responses_api.by_type import ByType
 from minigen.tool_calling.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
@@ -47,7 +48,10 @@ class AllowedTools(Strict):
     tools: list[Annotated[Any, ByType(NamedTool, others=_ONLY_FUNCTIONS)]] = Field(min_length=1)
 
 
-Tools = list[Annotated[Any, ByType(FunctionTool, others=_ONLY_FUNCTIONS)]]
+Tools = Annotated[
+    list[Annotated[Any, ByType(FunctionTool, others=_ONLY_FUNCTIONS)]],
+    Field(max_length=MOST_TOOLS),
+]
 Choice = Annotated[
     Any,
     ByType(

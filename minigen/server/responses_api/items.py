@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from minigen.server.errors import ApiError
+from minigen.server.forms import MOST_MESSAGES, MOST_PARTS
 from minigen.server.openai.schema import Ignored, OnlyDefault, Strict
 from minigen.server.responses_api.by_type import ByType
 
@@ -50,6 +51,7 @@ class ReasoningPart(Strict):
 _ONLY_TEXT = "minigen's models read text only: send a part of type input_text"
 Parts = Annotated[
     list[Annotated[Any, ByType(TextPart, others=_ONLY_TEXT)]],
+    Field(max_length=MOST_PARTS),
     BeforeValidator(_as_parts),
     Field(json_schema_extra=_or_text),
 ]
@@ -119,8 +121,9 @@ Item = Annotated[
 ]
 Items = Annotated[
     list[Item],
+    Field(min_length=1, max_length=MOST_MESSAGES),
     BeforeValidator(_as_items),
-    Field(min_length=1, json_schema_extra=_or_text),
+    Field(json_schema_extra=_or_text),
 ]
 
 
