@@ -108,6 +108,7 @@ class LLM:
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
         chat_template = checkpoint.chat_template()
+        checkpoint = checkpoint.without_vocabulary()
         assembly = assemble(checkpoint, config, progress)
         return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
 

@@ -26,13 +26,13 @@
 #
 # **Afterwards you can** stream an answer over HTTP and say what every byte of it is for, say where a
 # request waits on its way, end an answer's work when its client goes, refuse requests with a time to
-# come back, and put your own scheduler behind OpenAI's own client.
+# come back, and put your own scheduler behind the API that OpenAI's client speaks.
 #
 # **You need** chapters 12 (tokens and bytes), 24 (the scheduler) and 25 (the engine and its thread).
 # **Time:** about 55 minutes to read and try, about 75 for the
 # [exercises](../exercises/51_server.ipynb).
 #
-# **Where we are:** chapters 21 to 25 built an engine that a Python program calls. Chapters 31 to 41
+# **Where we are:** chapters 21 to 25 built an engine that a Python program calls. Chapters 31 to 42
 # made its steps fast. From here on its users are programs on other machines.
 #
 # <!-- card -->
@@ -142,7 +142,7 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 #
 # ## Eight words first
 #
-# A server is made of a few ideas that earlier chapters did not need.
+# A server is made of a few ideas that earlier chapters used in passing, or not at all.
 #
 # | word | in one sentence |
 # |---|---|
@@ -163,14 +163,17 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # ## The smallest version that works
 #
 # A web framework reads the request and calls your function.
-# [FastAPI](https://fastapi.tiangolo.com/) is one. Below are two functions: one calls the engine,
-# and one only says that the server lives. Most servers have such a `/health`, because their
-# monitoring looks at it every few seconds.
+# [FastAPI](https://fastapi.tiangolo.com/) is one. It stands on **Starlette**, which makes requests
+# and responses of HTTP; a third library, **uvicorn**, reads the sockets and calls the app. Below
+# are two functions: one calls the engine, and one only says that the server lives. (A function that
+# answers one path is an **endpoint**.) Most servers have such a `/health`, because their monitoring
+# looks at it every few seconds.
 #
-# `LocalServer` runs such an app on a port of this machine, in a thread of the notebook. How long does a
-# look at `/health` take while the server is idle, and how long while it writes an answer? One client
-# makes all looks, over one connection that is open already, so that the times are the server's. (Making a
-# new client for each look would cost more time than the look.)
+# `LocalServer` runs such an app on a port of this machine (a number that says which program a
+# connection is for), in a thread of the notebook. How long does a look at `/health` take while the
+# server is idle, and how long while it writes an answer? One client makes all looks, over one
+# connection that is open already, so that the times are the server's. (Making a new client for each
+# look would cost more time than the look.)
 
 # %%
 naive = FastAPI()
@@ -205,8 +208,8 @@ with LocalServer(naive) as server, client_of(server) as client:
     )
     assert post_question(client) == answer_text
 busy = longest(looks["async def,\ncomputes in the loop"])
-measured("health, the server is idle", 1e3 * idle, "ms")
-measured("health, while one answer is written", 1e3 * busy, "ms")
+measured("health, the server is idle (the shortest of nine looks)", 1e3 * idle, "ms")
+measured("health, while one answer is written (the longest look)", 1e3 * busy, "ms")
 measured("ratio", busy / idle)
 
 # %% [markdown]
@@ -221,7 +224,8 @@ measured("ratio", busy / idle)
 # why), so the loop stays free. `asyncio.to_thread` does the same by hand.
 #
 # But two threads must not step one engine at the same time: both would change its blocks and its
-# queues. So a naive server puts a lock around `generate`. Each answer is then a
+# queues. So a naive server puts a lock around `generate` (a lock lets one thread in, and the others wait
+# until it comes out). Each answer is then a
 # [batch](../docs/glossary.md#batching) of its own: N threads are N separate batches, one after the
 # other. The engine could have computed all N in the same steps (chapter 24).
 #
@@ -274,19 +278,21 @@ picture(
     number="51.1",
 )
 
-# %% [markdown]
-# Read the picture from left to right. In the upper row one bar fills nearly the whole time: the
-# look came just after the question, and waited for the end of the answer. In the lower row the bars
-# are short: the loop answers while another thread computes. They are still longer than on an idle
-# server, if both threads need the same cores or the GIL.
+# %% [markdown] Read the picture from left to right. In the upper row one bar reaches from the first
+# look to the end of the answer: the look came just after the question, and waited. In the lower row
+# the bars are short: the loop answers while another thread computes. They are still longer than on
+# an idle server, if both threads need the same cores or the GIL. (The answer itself takes longer in
+# the lower row: the looks, and the client that makes them in this process, share the cores and the
+# GIL with the engine. A monitor that looks every few seconds costs nothing that you could see.)
 #
 # So threads cure `/health`. With a lock they do not cure the work: the printed steps are four times
-# as many. More *processes* do not cure it either: each would have an engine of its own, with its
-# own KV cache and its own batches, and on a GPU also its own copy of the weights. All requests must
-# reach *one* engine.
+# as many. (The time is less than four times as long, because a step for four requests costs more than a
+# step for one.) More *processes* do not cure it either: each would have an engine of its own, with its
+# own KV cache and its own batches, and on a GPU also its own copy of the weights. All requests for
+# one device must reach *one* engine.
 #
 # The third count shows that minigen's own `generate` needs no lock around it. When several threads
-# call it, one of them steps the engine for all, and the others wait for their tokens. That is the
+# call it, each step is made by one of them, for all; the others wait for their tokens. That is the
 # right idea, but still not a server: each unfinished request occupies a thread ([the pool has
 # 40](https://www.starlette.io/threadpool/)), and a thread that waits cannot be cancelled when its
 # client goes.
@@ -339,16 +345,16 @@ with EngineThread(llm.engine) as thread:
     pieces = [each async for each in my_tokens_of(llm, thread, answer)]
 print(*pieces, sep="\n")
 
-# %% [markdown]
-# Follow one request in Figure 51.2. The client writes a POST and waits. The loop reads the body,
-# checks the JSON, and encodes the text ([request
-# processor](../docs/glossary.md#request-processor)); while bytes are missing, this request's
-# coroutine waits, and the loop serves others. The command waits for the end of the current step. In
-# the engine the request waits for a place in the batch and for free blocks (chapter 24). Each step
-# then brings a token. It waits in the outbox (the engine's queue for the loop; more below) until the loop
-# runs, becomes an event, and the client reads it. The arrow back is the next step. (The figure is of the
-# package's server, whose engine thread also turns tokens into text. In the small servers below, the loop
-# does it.)
+# %% [markdown] Follow one request in Figure 51.2. The client writes a POST and waits. The loop
+# reads the body, checks the JSON, and encodes the text ([request
+# processor](../docs/glossary.md#request-processor); encoding is computing, too, so a body of 20 kB
+# or more is encoded in another thread); while bytes are missing, this request's coroutine waits,
+# and the loop serves others. The command waits for the end of the current step. In the engine the
+# request waits for a place in the batch and for free blocks (chapter 24). Each step then brings a
+# token. It waits in the outbox (the engine's queue for the loop; more below) until the loop runs,
+# becomes an event, and the client reads it. The arrow back is the next step. (The figure is of the
+# package's server, whose engine thread also turns tokens into text. In the small servers below, the
+# loop does it.)
 #
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
@@ -359,8 +365,8 @@ print(*pieces, sep="\n")
 # |---|---|---|
 # | L6 client | asks, reads events, tries again | OpenAI's client, below |
 # | **L5 gateway** | **HTTP, JSON, keys, limits, time-outs, disconnects** | **this chapter** |
-# | L4 routing and batching | which requests run together, and on which engine | 24, 52 |
-# | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 23, 25, 41 |
+# | L4 routing and batching | which requests run together, and on which engine | 24 (and 52) |
+# | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 23, 25, 35, 36, 41, 42 |
 # | L2 runtime | files, formats, packages | 11 |
 # | L1 kernels | attention and products | 31 to 34 |
 # | L0 silicon | cores and memory | |
@@ -398,9 +404,11 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # (its newer Responses API also names each event, in a line `event:`), and puts a **chunk** into it: an
 # object in JSON.
 #
-# `small_app` is such an endpoint. Below are its raw bytes for an answer of five tokens. Before you
-# read on: what is the first event for, and the last but one? Where would you see that the answer
-# was cut off?
+# `small_app` is such an endpoint. Below are the raw bytes of its body for an answer of five tokens.
+# (On the connection HTTP/1.1 writes the length of each piece before it, and a piece of length 0 at
+# the end: `Transfer-Encoding: chunked`. httpx has taken these lengths off. HTTP's chunks are not
+# OpenAI's.) Before you read on: what is the first event for, and the last but one? Where would you
+# see that the answer was cut off?
 
 # %%
 show(lesson.small_app)
@@ -415,15 +423,20 @@ print(raw.decode())
 
 # %% [markdown]
 # - The status 200 and the headers came before the first token. What goes wrong later can no longer
-#   change them.
+#   change them. (The package's server sends them only with the first token, so that an error before
+#   it still has a status of its own.)
 # - The first event has a **delta** with the role. A delta is what this chunk adds to the message; a
 #   client puts all deltas together.
 # - Each of the next events adds text.
 # - The last but one has an empty delta and a [finish reason](../docs/glossary.md#finish-reason):
 #   `length` says that `max_tokens` cut the answer off; `stop` would say that the model had
-#   finished.
+#   finished, or had written a stop string.
 # - `[DONE]` is no JSON. It says that no more events come. A connection that breaks does not say
 #   that, so a client can tell a whole answer from a broken one.
+#
+# If a stream arrives all at once, look at what stands between server and client. A proxy such as nginx
+# may collect a response and pass it on as a whole: the package's server sends `X-Accel-Buffering: no`
+# against that. The proxy's own time-out must be longer than the wait for the first token.
 #
 # ## Your turn: read the wire
 #
@@ -535,9 +548,11 @@ for clients, per_event in tokens_per_event.items():
 #    Some stand in these answers, because the load asks the engine to write on after the [end of the
 #    sequence](../docs/glossary.md#end-of-sequence), so that all answers have 24 tokens.
 #
-# The printed averages show the second reason alone: a token that was held back comes in the event of the
-# next. (Between numbers of clients they differ a little, because their prompts differ, and so do their special
-# tokens.)
+# The printed averages show the second reason alone: two events that leave together still count as
+# two. In these answers only the special tokens do it, which count as tokens and have no event. (No
+# token here ends within a character; such a token would come in the event of the next. Between
+# numbers of clients the averages differ a little, because their prompts differ, and so do their
+# special tokens.)
 #
 # How many tokens leave together is arithmetic, as long as the loop is the part that is late. Take 16
 # streams, 1 ms of the loop's time to send to one of them, and steps of 8 ms. One round over all streams
@@ -558,19 +573,20 @@ for clients, per_event in tokens_per_event.items():
 #
 # ## How often to wake the loop
 #
-# When a step ends, there is a token for every running request. Must the loop be woken for each of
-# them? Waking costs system calls (requests to the operating system), and the woken thread competes
-# with the engine's for the GIL. `my_tokens_of` wakes the loop once per token. The package's
-# `Dispatcher` collects the events of all streams in one outbox, and asks the loop once to empty it.
+# When a step ends, there is a token for every running request. Must the loop be asked to run for each of
+# them? Asking costs a system call (a request to the operating system), and the woken thread competes
+# with the engine's for the GIL. `my_tokens_of` asks once per token, even if the loop is awake already.
+# The package's `Dispatcher` collects the events of all streams in one outbox, and asks the loop once to
+# empty it.
 # `EngineThread` takes the loop's function for that as its second argument. (A coroutine that the loop
 # runs by itself is a **task**, which can be cancelled; `asyncio.gather` makes a task of each of several
 # coroutines, and waits for all. `lesson.tokens_of` is `my_tokens_of`, and also handles errors.)
 #
-# Predict: eight streams of 24 tokens are 192 tokens. How often is the loop woken, if it is woken
-# once per step?
+# Predict: eight streams of 24 tokens are 192 tokens. How often is the loop asked, if it is asked
+# once per step? (One waking may serve several calls, so the loop wakes at most as often.)
 
 # %%
-guess_woken = predict("How often is the loop woken, once per step?", None, within=1.5)
+guess_asked = predict("How often is the loop asked, once per step?", None, within=1.5)
 
 
 # %%
@@ -595,14 +611,14 @@ async def step_by_step():
 
 
 with EngineThread(llm.engine) as thread:
-    _, woken_alone = lesson.count_wakeups(each_by_itself)
+    _, asked_for_each = lesson.count_calls(each_by_itself)
 with llm.record() as recorder:
-    _, woken_together = lesson.count_wakeups(step_by_step)
+    _, asked_together = lesson.count_calls(step_by_step)
 num_steps = steps_of(recorder)
-print(f"{8 * 24} tokens: the loop is woken {woken_alone} times, if for each")
-guess_woken.compare(woken_together, "times", measured=True)
+print(f"{8 * 24} tokens: the loop is asked {asked_for_each} times, if for each")
+guess_asked.compare(asked_together, "times", measured=True)
 measured("steps of the engine meanwhile", num_steps)
-assert woken_together <= num_steps
+assert asked_together <= num_steps
 show(Dispatcher._flush, Dispatcher._hand_out)
 
 # %% [markdown]
@@ -644,9 +660,10 @@ print(f"{stopped.usage.completion_tokens} tokens written")
 # engine's thread turns tokens into text, so it sees the stop string before it plans the next step.
 # Where the loop looks for stop strings, the engine may be some tokens further by then.
 #
-# What cannot be done is refused before any work, with a status and a sentence. Statuses from 400 to
-# 499 say that the request is at fault, from 500 to 599 that the server is. Some servers drop fields
-# that they do not know. The answer is then not what was asked for, and no one is warned.
+# What cannot be done is refused before the engine has any work with it, with a status and a
+# sentence. Statuses from 400 to 499 say that the request is at fault, from 500 to 599 that the
+# server is. Some servers drop fields that they do not know. The answer is then not what was asked
+# for, and no one is warned.
 
 # %%
 tries = {
@@ -713,13 +730,19 @@ assert max(made["small, gives up"], made["minigen serve"]) < 80
 # The amber part of the long bar is work for no one. The other two servers stop almost at once.
 #
 # How does a server learn that its client has gone? The client closes its socket. The operating
-# system tells the server's event loop. (A client that loses its network closes nothing; only a time-out
-# ends its request.) The web framework's streaming response then cancels the coroutine that writes. With
-# some other servers its next `send` (what writes to the client) fails instead; uvicorn, used here, drops
-# what is sent. (minigen's own server waits for the news itself, in a second coroutine.) The exception
-# comes where the coroutine waits: at the generator's `await`, or outside it where it sends; then Python
-# closes the generator, which raises at its `yield`. Its `finally` blocks run. That is the place to abort
-# the request. A step that is under way cannot be stopped, so a token or two may still be made.
+# system tells the server's event loop. (A client that loses its network closes nothing; only a
+# time-out ends its request early.) The web framework's streaming response then cancels the
+# coroutine that writes. With some other servers its next `send` (what writes to the client) fails
+# instead; uvicorn drops what is sent. To cancel a coroutine is to raise an exception in it
+# (`asyncio.CancelledError`) when the loop next runs it. The exception comes where the coroutine
+# waits: at the generator's `await`, or outside it where it sends; then Python closes the generator,
+# which raises at its `yield`. Its `finally` blocks run. That is the place to abort the request. A
+# step that is under way cannot be stopped, so a token or two may still be made.
+#
+# Only a *streaming* response is cancelled. An endpoint that returns a whole answer runs on, unless
+# it asks for the news itself, as the package's does for every answer, in a second coroutine. And a
+# client that stays but reads slowly must not hold up the engine: its events wait in the server's
+# memory, and `--send-timeout` closes a connection whose buffers stay full.
 #
 # ## Your turn: write the events
 #
@@ -765,7 +788,7 @@ mine = check(51, chat_events=chat_events)
 
 # %% [markdown]
 # One line puts yours between the engine and OpenAI's client. (Until it passes, `mine` is the
-# package's own.)
+# course's own.)
 
 # %%
 with EngineThread(llm.engine) as thread, LocalServer(lesson.small_app(llm, thread, mine)) as server:
@@ -803,12 +826,13 @@ reveal(51, chat_events=mine)
 # ends. Each refused client is told one such time more than the one before (at most a minute), so that
 # they do not come back all at once.
 #
-# Below, six requests come together where two may be inside. After that, one request comes with a
-# wrong key, and one with the right key takes longer than is allowed. This last error occurs in the
-# middle of a stream: status 200 has already been sent, so the error must be an event. The limits,
-# the keys and the time-outs are **middleware**: rings around the app that know no model. The
-# printed text at the end is their module's own (ASGI is explained below it; CORS are rules by which a
-# browser decides what a page may read from another site, and in some cases it asks first: a *preflight*).
+# Below, six requests come together where two may be *in flight* (admitted, and not at their end).
+# After that, one request comes with a wrong key, and one with the right key takes longer than is
+# allowed. This last error occurs in the middle of a stream: status 200 has already been sent, so
+# the error must be an event. The limits, the keys and the time-outs are **middleware**: rings
+# around the app that know no model. The printed text at the end is their module's own (ASGI is
+# explained below it; CORS are rules by which a browser decides what a page may read from another
+# site, and in some cases it asks first: a *preflight*).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -913,14 +937,19 @@ reveal(51, BoundedQueue=MyQueue)
 # each one at its first request? Eager loading keeps the memory of every model all the time. Loading
 # at the first request makes one client wait: its time to first token contains the loading of the
 # weights. This is a **cold start**. `minigen serve` loads its first model when it starts (`/ready`
-# answers 503 until then), and further ones at their first request.
+# answers 503 until then), and further ones at their first request. When it is asked to stop,
+# `/ready` answers 503 again and new requests are refused, while running ones get `--drain-timeout`
+# to finish: so an update of the server loses no answer that ends in that time. (`/health` says that
+# the process lives, `/ready` whether to send it requests.)
 #
 # With `keep_alive`, an idle model leaves memory after some time, and the next request is cold
 # again. The name is that of [Ollama](https://docs.ollama.com/faq), whose default is five minutes.
 # Ollama's own call is `POST /api/chat`. It streams, too, but not as server-sent events: each line
 # of the body is one JSON object (`application/x-ndjson`), and the last one has `"done": true` and
 # times in nanoseconds. An empty list of messages with `"keep_alive": 0` unloads the model. minigen
-# speaks this API, because many local tools do.
+# speaks this API, because many local tools do. (It also speaks Anthropic's `/v1/messages` and
+# OpenAI's newer `/v1/responses`: the same engine and the same queues, with another writer of
+# events.)
 #
 # Predict: how many times the warm time to first token is the cold one, for this small model, from a
 # file that the operating system may still hold in memory?
@@ -942,6 +971,7 @@ with LocalServer(create_service(host), host) as server, client_of(server) as cli
             *_, last = lines
         return first, json.loads(last)
 
+    seconds_to_first_line("first")  # opens the connection
     eager, _ = seconds_to_first_line("first")
     cold, last = seconds_to_first_line("second")
     warm, _ = seconds_to_first_line("second")
@@ -955,19 +985,20 @@ measured("first token, warm", warm, "s")
 print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
-# %% [markdown]
-# The last line itself says where the time went (`load_duration`). (The warm request also finds its
-# prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70 billion
-# parameters in 4 bits the cold time is at least the size of its weights divided by the speed of the
-# disk (chapter 11): 40 GB at 2 GB/s are 20 seconds before the first token. So servers for many
-# users load eagerly and stay warm, and a laptop with several models lets idle ones go.
+# %% [markdown] The last line itself says where the time went (`load_duration`). (The warm request
+# also finds its prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70
+# billion parameters in 4 bits the cold time is at least the size of its weights divided by the
+# speed of the disk (chapter 11): 35 GB of codes and some 5 GB of scales (chapter 35) at 2 GB/s are
+# 20 seconds before the first token. So servers for many users load eagerly and stay warm, and a
+# laptop with several models lets idle ones go.
 #
-# ## Your scheduler, OpenAI's client
+# ## Your scheduler, behind the same API
 #
 # Parts of the engine can be taken from a file: `--scheduler`, `--allocator`, `--prefix-cache`,
-# `--sampler`. Put your scheduler of chapter 24 into one, and serve it. Here is a policy in four
-# lines: the request with the shortest prompt goes first. There is one place in the batch. The
-# request `first` takes it; then a `long` prompt comes, then a `short` one.
+# `--sampler`. Put your scheduler of chapter 24 into one, and serve it (chapter 24's `save_part`
+# writes the file, and returns what `--scheduler` takes). Here is a policy in four lines: the
+# request with the shortest prompt goes first. There is one place in the batch. The request `first`
+# takes it; then a `long` prompt comes, then a `short` one.
 #
 # Predict: which of the last two is answered first?
 
@@ -1113,7 +1144,7 @@ verdicts(
     ),
     Claim(
         "A client that closes the connection stops the work",
-        f"of 80 tokens {made['small, forgetful']} were made where the server did not notice, "
+        f"of 80 tokens {made['small, forgetful']} were made where the server did not tell the engine, "
         f"{mark(made['minigen serve'])} where it gave up",
         holds(made["small, forgetful"] < 80),
         "only if the server listens for it, and tells the engine",
@@ -1160,10 +1191,9 @@ verdicts(
 # step.</details>
 #
 # <details><summary>2. A client sees 20 events with text, and the usage says 24 tokens. Nothing was lost.
-# Name two reasons.</summary>
-# A token ended within a character, or was the possible beginning of a stop string, so it had to wait for
-# the next one. Or it was a special token, which has no text. (That the loop came late is no reason: then two events
-# leave together.)</details>
+# Name two reasons.</summary> A token ended within a character, or was the possible beginning of a
+# stop string, so it had to wait for the next one. Or it was a special token, which has no text.
+# (That the loop came late is no reason: then two events leave together.)</details>
 #
 # <details><summary>3. Four requests run at once, each for 6 seconds, and seven wait. A further one is
 # refused. What is its `Retry-After`, by the chapter's formula? What makes the estimate wrong?</summary>
@@ -1189,7 +1219,8 @@ verdicts(
 #   in Go. It queues requests up to `OLLAMA_MAX_QUEUE`, and refuses more with status 503.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind NVIDIA's
 #   Triton Inference Server (not the Triton of chapter 31).
-# - In large installations a gateway stands before several engines. It checks keys and quotas,
+# - In large installations a gateway stands before several engines. It ends TLS (the encryption of https,
+#   which minigen's server leaves to it), checks keys and quotas,
 #   retries, and prefers the engine that has the beginning of a prompt in its [prefix
 #   cache](../docs/glossary.md#prefix-caching).
 #
@@ -1216,7 +1247,8 @@ verdicts(
 # - [OpenAI's API reference](https://platform.openai.com/docs/api-reference/chat): every field of a
 #   request, and the objects of a stream.
 # - [RFC 6585](https://www.rfc-editor.org/rfc/rfc6585): status 429; [RFC
-#   9110](https://www.rfc-editor.org/rfc/rfc9110#field.retry-after): `Retry-After`, and all of HTTP.
+#   9110](https://www.rfc-editor.org/rfc/rfc9110#field.retry-after): `Retry-After`, and what HTTP's
+#   messages mean ([RFC 9112](https://www.rfc-editor.org/rfc/rfc9112): how HTTP/1.1 writes them).
 # - [Concurrency and async / await](https://fastapi.tiangolo.com/async/), FastAPI's documentation:
 #   loops and threads with hamburgers.
 # - [vLLM v0.6.0](https://blog.vllm.ai/2024/09/05/perf-update.html): the post with the third of the

@@ -290,6 +290,19 @@ def greedy(checkpoint: Checkpoint, prompt: list[int], num_tokens: int) -> list[i
 
 
 @pytest.mark.model
+def test_the_engine_does_not_keep_the_vocabularys_lists() -> None:
+    checkpoint = open_checkpoint(default_model())
+    without = checkpoint.without_vocabulary()
+    assert checkpoint.gguf_metadata is not None
+    assert without.gguf_metadata is not None
+    sizes = [len(each) for each in without.gguf_metadata.values() if hasattr(each, "__len__")]
+    assert max(sizes) < 10_000, "a chat template is the longest"
+    left_out = checkpoint.gguf_metadata.keys() - without.gguf_metadata.keys()
+    assert left_out == {f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")}
+    assert (without.form, without.tensors) == (checkpoint.form, checkpoint.tensors)
+
+
+@pytest.mark.model
 @torch.inference_mode()
 def test_the_default_model_as_shards_of_safetensors_gives_the_same_tokens(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(default_model())

@@ -374,14 +374,63 @@ assert later(2.0) == 4.0  # after the block, a callee's code is still there to b
 
 
 def test_only_the_outermost_function_gets_machine_code() -> None:
+    run_python("-c", _ONLY_OUTERMOST)
+
+
+_STORED = """
+import numpy as np
+from numba import njit
+from numba.core import codegen
+from minigen.kernels.jit.code_cache import cached_njit
+
+read, parse = [], codegen.ll.parse_bitcode
+def counted(bitcode):
+    read.append(parse(bitcode))
+    return read[-1]
+codegen.ll.parse_bitcode = counted
+
+def total(numbers):
+    found = 0.0
+    for number in numbers:
+        found += number
+    return found
+
+fast = cached_njit(total, counts_references=False)
+assert fast(np.arange(4.0)) == 6.0
+hits = sum(fast.stats.cache_hits.values())
+print(hits, sum(len(list(module.functions)) for module in read))
+
+if hits:
+    @njit
+    def calls_it(numbers):
+        return fast(numbers) + 1.0
+    try:
+        calls_it(np.arange(4.0))
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("there is no code to link")
+"""
+
+
+def test_a_stored_function_is_read_as_machine_code_alone(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_STORED, "utf-8")
+    home = {"MINIGEN_HOME": str(tmp_path / "home")}
+    assert run_python(str(program), **home).split()[0] == "0", "it is compiled"
+    assert run_python(str(program), **home).split() == ["1", "0"], "found, and no function parsed"
+
+
+def run_python(*arguments: str, **variables: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", _ONLY_OUTERMOST],
+        [sys.executable, *arguments],
         capture_output=True,
         encoding="utf-8",
-        env=environment(),
+        env=environment() | variables,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # ---- a load

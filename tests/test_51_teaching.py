@@ -24,7 +24,7 @@ from minigen.server.replies import submitted
 from minigen.trace.events import EventKind
 from minigen_course.ch51_server.lesson import (
     BoundedQueue,
-    count_wakeups,
+    count_calls,
     event_data,
     looks_at_health,
     small_app,
@@ -113,7 +113,7 @@ def test_a_custom_app_is_served_too(llm: LLM) -> None:
         assert httpx.get(f"{server.url}/hello").json() == "hello"
 
 
-def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
+def test_a_step_asks_the_loop_once_for_all_its_streams(llm: LLM) -> None:
     async def eight() -> None:
         async def one(thread: EngineThread, answer: RequestState) -> None:
             stays: Any = asyncio.Event().wait
@@ -126,10 +126,10 @@ def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
             await asyncio.gather(*(one(thread, each) for each in answers))
 
     with llm.record() as recorder:
-        _, num_woken = count_wakeups(eight)
+        _, num_calls = count_calls(eight)
     num_steps = sum(event.kind is EventKind.STEP for event in recorder.events)
     assert num_steps >= GREEDY.max_tokens  # type: ignore[operator]
-    assert 1 <= num_woken <= num_steps, "not once per token"
+    assert 1 <= num_calls <= num_steps, "not once per token"
 
 
 def test_the_small_endpoint_answers_openais_client_and_aborts_when_it_disconnects(llm: LLM) -> None:

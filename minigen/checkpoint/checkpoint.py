@@ -1,7 +1,7 @@
 """A model on disk: a directory of safetensors or a GGUF file, opened but not yet read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,9 @@ from minigen.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minigen.tokenizer.chat_template import ChatTemplate
+
+
+_VOCABULARY = {f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores", "token_type")}
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ class Checkpoint:
             tokenizer = Tokenizer.from_gguf(self.gguf_metadata)
         tokenizer.check_vocabulary(self.config.vocab_size)
         return tokenizer
+
+    def without_vocabulary(self) -> "Checkpoint":
+        """Return the same checkpoint without the lists that only a tokenizer needs.
+
+        They are some 10 MB of Python's objects, which an engine would keep as long as it lives.
+        """
+        if self.gguf_metadata is None:
+            return self
+        kept = {name: each for name, each in self.gguf_metadata.items() if name not in _VOCABULARY}
+        return replace(self, gguf_metadata=kept)
 
     def chat_template(self) -> "ChatTemplate | None":
         """Return the model's chat template, or None if it has none."""

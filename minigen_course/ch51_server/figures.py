@@ -137,7 +137,7 @@ def tokens_after_disconnect(tokens: Mapping[str, tuple[int, int]]) -> Figure:
             left=sent,
             color=AMBER,
             height=0.55,
-            label="" if row else "computed after it went away",
+            label="" if row else "computed, but not read",
         )
     axes.set_yticks(range(len(tokens)), list(tokens))
     axes.set(xlabel="tokens")

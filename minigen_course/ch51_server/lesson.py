@@ -117,7 +117,7 @@ async def chat_events(
 async def tokens_of(llm: LLM, thread: EngineThread, answer: RequestState) -> Tokens:
     """Submit an answer, and yield the bytes of each token, and the finish reason with the last.
 
-    The event loop is woken once per token.
+    The event loop is asked to run once per token.
     """
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[bytes, str | None]]()
 
@@ -195,27 +195,30 @@ class BoundedQueue:
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts how often another thread wakes it."""
+    """An event loop that counts how often other threads ask it to run a call.
 
-    num_woken = 0
+    One waking of the loop may serve several such calls.
+    """
+
+    num_calls = 0
 
     def call_soon_threadsafe(  # type: ignore[override]  # the base class types its arguments
         self, callback: Callable[..., object], *arguments: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Count the wake-up, and schedule the callback."""
-        self.num_woken += 1
+        """Count the call, and schedule the callback."""
+        self.num_calls += 1
         return super().call_soon_threadsafe(callback, *arguments, context=context)
 
 
-def count_wakeups(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int]:
-    """Run `main()` in a new loop and thread; return its result, and the number of wake-ups."""
+def count_calls(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int]:
+    """Run `main()` in a new loop and thread; return its result, and the number of calls."""
 
     def run() -> tuple[Any, int]:
         with asyncio.Runner(loop_factory=CountingLoop) as runner:
             result = runner.run(main())
             loop = runner.get_loop()
             assert isinstance(loop, CountingLoop)
-            return result, loop.num_woken
+            return result, loop.num_calls
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()

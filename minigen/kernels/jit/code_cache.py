@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite.binding import add_symbol, get_host_cpu_name
-from numba.core.caching import FunctionCache
+from llvmlite.binding import add_symbol, get_host_cpu_name, parse_assembly, parse_bitcode
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 import minigen.kernels.cpu
@@ -104,6 +104,30 @@ WANTED = cache_folder() / "kernels" / fingerprint()
 FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
 
 
+class _CodeAlone(CompileResultCacheImpl):
+    """How a compiled function is stored: as machine code, without what its callers would inline.
+
+    Numba also stores the function's own intermediate code, for compiled functions that call it.
+    Python calls all functions here; to read the intermediate code of a step takes 13 MB. In its
+    place are the names that the machine code defines, as variables.
+    """
+
+    def reduce(self, cres: Any) -> Any:
+        """Return what is stored of a compiled function."""
+        (name, kind, (code, bitcode)), *rest = super().reduce(cres)
+        module = parse_bitcode(bitcode)
+        symbols = (*module.functions, *module.global_variables)
+        defined = [each.name for each in symbols if not each.is_declaration]
+        names = "\n".join(f'@"{each}" = global i8 0' for each in defined)
+        return (name, kind, (code, parse_assembly(names).as_bitcode())), *rest
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """Return a compiled function; a compiled caller of it is a `RuntimeError` of Numba's."""
+        cres = super().rebuild(target_context, payload)
+        cres.library._shared_module = None  # else the variables would be linked as functions
+        return cres
+
+
 class KernelCache(FunctionCache):
     """Numba's cache of a function's machine code, which does not start the compiler to load it.
 
@@ -112,6 +136,8 @@ class KernelCache(FunctionCache):
     code that has been compiled needs only the C functions of that. If a signature is not in the
     cache, the compiler does all that itself.
     """
+
+    _impl_class = _CodeAlone
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function for this signature, or None if it is not in the cache."""
