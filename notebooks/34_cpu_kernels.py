@@ -33,11 +33,11 @@
 # [exercises](../exercises/34_cpu_kernels.ipynb).
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
-# cost* on, are about quantisation and the whole step, for every reader. The four between them build a
-# kernel lane by lane, and a first reading can skip their text (run their cells: *The measurement again*
-# and *Your panels in the engine* use what they define). (Two of their terms come back: a **word** is the
-# four bytes that a lane takes at once, and a **panel** is sixteen rows, one for each lane, with the same
-# word of all rows side by side.)
+# cost* on, are about quantisation and the whole step, for every reader. The four between them build
+# a kernel lane by lane, and a first reading can skip their text (run their cells: *The measurement
+# again* and *Your panels in the engine* use what they define). (Two of their terms come back; *What
+# a processor has* explains lanes. A **word** is the four bytes that a lane takes at once, and a
+# **panel** is sixteen rows, one for each lane, with the same word of all rows side by side.)
 #
 # **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
 # sampler.
@@ -129,15 +129,15 @@ chapter_map("CPU kernels", "weights", "KV cache")
 # %%
 guess_share = predict("The engine in float32 reaches how many % of its bound?", None, within=1.5)
 
-# %% [markdown]
-# The next cell measures $B$ with a loop that hardly does anything but read: it adds up a quarter of a
-# gigabyte. One loop shows only what *this* loop reads, and memory may deliver more to another. So
-# take the result as a first value of $B$. Two later sections compare it with other loops, and go on with
-# the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a step is the 10th percentile of
-# the steps that ran, because other programs disturb the slower ones.) `njit` compiles a function when it is first
-# called. `prange` shares a loop among the processor's **cores**, its parts that compute at the same time.
-# `fastmath` permits sums in another order. That changes float results a little, so a compiler needs
-# permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
+# %% [markdown] The next cell measures $B$ with a loop that hardly does anything but read: it adds
+# up a quarter of a gigabyte. One loop shows only what *this* loop reads, and memory may deliver
+# more to another. So take the result as a first value of $B$. Later sections compare it with other
+# loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a
+# step is the 10th percentile of the steps that ran, because other programs disturb the slower
+# ones.) `njit` compiles a function when it is first called. `prange` shares a loop among the
+# processor's **cores**, its parts that compute at the same time. `fastmath` permits sums in another
+# order. That changes float results a little, so a compiler needs permission: in float32, $(10^8 +
+# 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
 
 
 # %%
@@ -192,7 +192,7 @@ guess_share.compare(
 #   ([SIMD](../docs/glossary.md#simd): single instruction, multiple data).
 # - **FMA**, *fused multiply-add*, is a vector instruction that computes $a \times b + c$ in each
 #   lane, rounded once.
-# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies
+# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes, `vpdpbusd`: in each lane it multiplies
 #   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
 #   of this kind is `sdot`. Newer processors have one for two pairs of bfloat16 numbers, too: minigen's
 #   bfloat16 form uses Intel's and AMD's, where there is no AMX (see below).
@@ -205,12 +205,12 @@ guess_share.compare(
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
 # | most Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
-# (The names in brackets are those of sets of instructions. AMX has registers with two dimensions, **AMX tiles**
-# of up to 16 rows of 64 bytes, and one instruction that multiplies two of them and adds the result to a third.) The
-# package's vector kernels, and ours below, are always written for sixteen lanes. Where a register is
-# shorter, the compiler takes two or four registers for them. The results are the same; how many
-# instructions they need differs. (With AMX, the package also has kernels for tiles. Their sums of bfloat16
-# numbers have another order, so the last digits differ.)
+# (The names in brackets are those of sets of instructions. AMX has registers with two dimensions,
+# **AMX tiles** of up to 16 rows of 64 bytes, and one instruction that multiplies two of them and
+# adds the result to a third.) The package's vector kernels, and ours below, are always written for
+# sixteen lanes. Where a register is shorter, the compiler takes two or four registers for them. The
+# results are the same; how many instructions they need differs. (With AMX, the package also has
+# kernels for tiles. Their sums of bfloat16 numbers have another order, so the last digits differ.)
 
 
 # %%
@@ -260,8 +260,8 @@ picture(
 # ## Ten lines against a library
 #
 # A step is mostly matrices times vectors, so begin with one: 131,072 rows of 576 numbers, as wide
-# as the model's and too large for most caches. On one side torch's product for one row of inputs (one token);
-# on the other the simplest loop, compiled.
+# as the model's and too large for most caches. On one side torch's product for one row of inputs
+# (one token); on the other the simplest loop, compiled.
 
 
 # %%
@@ -416,13 +416,14 @@ for name in (wild, calm):
 assert errors[wild, 32] < errors[wild, 128] < errors[wild, matrices[wild].shape[1]]
 assert errors[calm, 128] < errors[calm, 32]
 
-# %% [markdown]
-# In the right picture, lower is better, and a curve further to the left is cheaper. For the tensor
-# with outliers, of the sizes drawn, groups of 32 lie lowest (groups of 8 pay 4 bits per number for scale
-# and minimum, too much): 4 bits in groups of 32 beat 5 bits in groups of 128, with fewer bits in all (5.00 against 5.25),
-# and one group for each row is far behind. Choose the other tensor, and the order turns: where there are
-# no outliers, a scale and a minimum for each 32 buy less than one more bit does. Small groups are an
-# insurance against outliers. File formats such as GGUF's Q4_1 take it for every matrix.
+# %% [markdown] In the right picture, lower is better, and a curve further to the left is cheaper.
+# For the tensor with outliers, of the sizes drawn, groups of 32 lie lowest (groups of 8 pay 4 bits
+# per number for scale and minimum, too much): 4 bits in groups of 32 beat 5 bits in groups of 128,
+# with fewer bits in all (5.00 against 5.25), and one group for each row is far behind. Choose the
+# other tensor, and the order turns: where there are no outliers, a scale and a minimum for each 32
+# buy less than one more bit does. (Its rows have 192 numbers, so a "group of 128" is one of 128 and
+# one of 64: $5 + 2 \cdot 32 / 192 = 5.33$ bits.) Small groups are an insurance against outliers.
+# File formats such as GGUF's Q4_1 take it for every matrix.
 #
 # ## Products of bytes
 #
@@ -478,25 +479,27 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # The two loops read nearly the same bytes. So where the second number is far below the first, its loop
 # does not wait for memory: it waits for its own instructions. There are two ways to see why.
 #
-# **Count what it needs**, for a row of 576 in registers of sixteen lanes. Both loops load sixteen bytes
-# 36 times (and widen them to 32 bits: one instruction does both, `vpmovsxbd`), convert them to floats, and
-# do 36 FMAs: 108 instructions. With one scale for each row, one sum across the lanes follows. It takes
-# four halvings (16 → 8 → 4 → 2 → 1), and each halving moves one half and adds it: 8 instructions, and one
-# more for the scale. With a part for each group there are 18 such sums, and 18 FMAs with a scale. That is
+# **Count what it needs**, for a row of 576 in registers of sixteen lanes. Both loops load sixteen
+# bytes 36 times (and widen them to 32 bits: one instruction does both, `vpmovsxbd`), convert them
+# to floats, and do 36 FMAs (each reads its inputs from memory by itself): 108 instructions. With
+# one scale for each row, one sum across the lanes follows. It takes four halvings (16 → 8 → 4 → 2 →
+# 1), and each halving moves one half and adds it: 8 instructions, and one more for the scale. With
+# a part for each group there are 18 such sums, and 18 FMAs with a scale. That is
 # $108 + 9 = 117$ against $108 + 18 \cdot 9 = 270$, 2.3 times as many.
 #
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
-# several copies of an inner loop (for whole registers, for the rest of a row, for one number at a time)
-# and has the program choose among them when it runs. A copy converts each weight once, so the
-# numbers that one pass converts tell how many weights the pass has done. (One copy, of which more below, converts
-# some numbers for several groups together. Its weights are more than that, so it needs less than is printed.) The next cell divides the
-# instructions of a pass by them, and gives the copy with the fewest and the one with the most
-# instructions per weight. (Our count is 117 / 576 = 0.20 per weight, and twice that
-# with registers of eight lanes. LLVM, the compiler behind Numba, often takes eight even where there are sixteen.
-# Our count leaves out how a loop counts its
-# passes: an addition, a comparison and a jump. A pass over four registers, for example, has $4 \cdot 3 +
-# 3 = 15$ instructions for 64 weights, 0.23 per weight.) The cell also measures, with so few rows that they
-# stay in a cache: there loops wait for instructions only.
+# several copies of an inner loop (for whole registers, for the rest of a row, for one number at a
+# time) and has the program choose among them when it runs. A copy converts each weight once, so the
+# numbers that one pass converts tell how many weights the pass has done. (One copy, of which more
+# below, converts some numbers for several groups together. Its weights are more than that, so it
+# needs less than is printed.) The next cell divides the instructions of a pass by them, and gives
+# the copy with the fewest and the one with the most instructions per weight. (Our count is 117 /
+# 576 = 0.20 per weight, and twice that with registers of eight lanes. LLVM, the compiler behind
+# Numba, often takes eight even where there are sixteen. The cell looks for the registers' names and
+# compares with the count for as many lanes, from the table below. Our count leaves out how a loop
+# counts its passes: an addition, a comparison and a jump. A pass over four registers, for example,
+# has $4 \cdot 3 + 3 = 15$ instructions for 64 weights, 0.23 per weight.) The cell also measures,
+# with so few rows that they stay in a cache: there these loops wait for instructions.
 #
 # And it adds two loops. The third is the second with one change: the compiler cannot know that a group
 # has 32 numbers, because it reads the size from the array. The fourth makes use of
@@ -518,10 +521,10 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # | 8 | 223 | 342 | 312 | 258 |
 # | 4 | 437 | 522 | 598 | 472 |
 #
-# With eight lanes, keeping them apart still needs fewer instructions than a part for each group. With four
-# it needs more, because there loads, conversions and FMAs are most of the work, and a sum across four
-# lanes is short. In the last column a group's registers are added up first, and only their sum is
-# multiplied by the scale: that needs fewer at every length.
+# With eight lanes, keeping them apart still needs fewer instructions than a part for each group.
+# With four it needs more, because there loads, conversions and FMAs are most of the work, and a sum
+# across four lanes is short. In the last column a group's registers are added up first, and only
+# their sum is multiplied by the scale: that needs fewer at every length.
 
 
 # %%
@@ -563,14 +566,16 @@ of_groups = out.copy()
 for run in list(products_of_bytes(num_rows).values())[2:]:
     run()
     np.testing.assert_allclose(out, of_groups, atol=1e-3)
-few = 1024  # rows: few enough for a cache, to measure arithmetic alone
+few = 1024  # rows: few enough for a cache, so that no loop waits for memory
 in_cache = best_in_turns(products_of_bytes(few), 50)
-counted = dict(zip(in_cache, (117, 270, 270, 170), strict=True))
+lanes = lesson.lanes_of(*product_of_bytes.inspect_asm().values())
+counts = {16: (117, 270, 270, 170), 8: (223, 342, 342, 312), 4: (437, 522, 522, 598)}[lanes]
+counted = dict(zip(in_cache, counts, strict=True))
 print(f"{few} rows, against a scale for each row:", end=" ")
-print("instructions by our count for sixteen lanes, and measured time")
+print(f"instructions by our count for ⟨{lanes}⟩ lanes, and measured time")
 for name, each in in_cache.items():
     slower = mark(each / in_cache["a scale for each row"], "times the time", 2)
-    print(f"{name:>24}: {counted[name] / 117:.1f} times the instructions, {slower}")
+    print(f"{name:>24}: ⟨{counted[name] / counts[0]:.1f}⟩ times the instructions, {slower}")
 loops = {"a scale for each row": product_of_bytes, "a part for each group": product_of_groups}
 costs = {name: loop_costs(*each.inspect_asm().values()) for name, each in loops.items()}
 print("instructions per weight in the machine code, in the copies with the fewest and the most")
@@ -585,17 +590,17 @@ print(f"a part for each group takes ⟨{ran:.1f}⟩ times the time; with the few
 print(f"⟨{of_fewest:.1f}⟩ times the instructions, with the most ⟨{of_most:.1f}⟩ times:")
 print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 
-# %% [markdown]
-# First compare the loop of groups with the same loop of unknown size. Both ask for the same sums across
-# lanes. So where the first is several times slower, the sums are not the reason, and neither is the
-# scale. The last lines tell the reason: if the measured ratio is near that of the copy with the most
-# instructions, 3 and more per weight, the loop takes one number at a time and uses no lanes at all.
-# (LLVM does so on some processors with AVX-512, for example. Since the size is
-# the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left to lay along
-# the lanes. It then tries to put one number of each of sixteen *groups* into the lanes. These numbers lie
-# 32 apart in memory, and the copy that it made works only if they are neighbours. So the program takes the
-# other copy.) If the ratio is near that of the fewest,
-# your compiler did better, and the first two loops differ by little.
+# %% [markdown] First compare the loop of groups with the same loop of unknown size. Both ask for
+# the same sums across lanes. So where the first is several times slower, the sums are not the
+# reason, and neither is the scale. The last lines tell the reason: if the measured ratio is near
+# that of the copy with the most instructions, 3 and more per weight, the loop takes one number at a
+# time and uses no lanes at all. (LLVM does so on some processors with AVX-512, for example. Since
+# the size is the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left
+# to lay along the lanes. It then tries to put one number of each of sixteen *groups* into the
+# lanes. These numbers lie 32 apart in memory, which it cannot know, since the distance is read from
+# the array. The copy that it made works only if they are neighbours. So the program takes the other
+# copy.) If the ratio is near that of the fewest, your compiler did better, and the first two loops
+# differ by little.
 #
 # Then compare the other two with a scale for each row. Their times need not differ as the
 # instructions do, because a core starts several instructions in one cycle, and some find room beside
@@ -603,10 +608,10 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # Whether that is seen when the weights come from memory, and all loops may wait for the same bytes, is
 # what figure 34.6 measures, with all loops in turns.
 #
-# So a scale for each 32 can be cheap already. Where the count still matters (several tokens at once, a
-# fast memory, short registers), two ideas make it smaller. The first is to multiply integers inside a
-# group: no conversion of weights, and with VNNI 9 instructions in place of 36 (each takes 4 bytes in each
-# of 16 lanes, and 576 / 64 = 9). The second is to turn the matrix.
+# So a scale for each 32 can be cheap already. Where the count still matters (several tokens at
+# once, a fast memory, short registers), two ideas make it smaller. The first is to multiply
+# integers inside a group: no conversion of weights, and with VNNI 9 instructions in place of 36
+# (each takes 4 bytes in each of 16 lanes, and 576 / 64 = 9). The second is to turn the matrix.
 #
 # ## Integers inside a group
 #
@@ -692,8 +697,8 @@ explore(
     row=(0, 15, 1, 5),
 )
 
-# %% [markdown]
-# For row $r = 16p + l$ (panel $p$, lane $l$), group $g$ of $G$ and word $w$ of $W$, the place is
+# %% [markdown] For row $r = 16p + l$ (here $p$ is the panel, and $l$ the lane), group $g$ of $G$
+# and word $w$ of $W$, the place is
 #
 # $$\text{place} = \big((p\,G + g)\,W + w\big) \cdot 16 + l$$
 #
@@ -742,13 +747,13 @@ lanes_at_work(a, b, c)
 print("a + b:         ", *(f"{each:.0f}" for each in c[:16]))
 print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 
-# %% [markdown]
-# For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in each lane four
-# weights of one row (blue; 128 was added to each, as explained below) meet the same four inputs (yellow),
-# and the four products are added to the lane's sum (green). Lane 0 by hand: $124 \cdot (-28) + 128 \cdot
-# (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
-# `vpdpbusd` (with AVX-VNNI, the same for processors without AVX-512, two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`, with the
-# same whole numbers as result.
+# %% [markdown] For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in
+# each lane four weights of one row (blue; 128 was added to each, as explained below) meet the same
+# four inputs (yellow), and the four products are added to the lane's sum (green). Lane 0 by hand:
+# $124 \cdot (-28) + 128 \cdot (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With
+# AVX512-VNNI the call is one instruction, `vpdpbusd` (with AVX-VNNI, the same for processors
+# without AVX-512, two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`,
+# with the same whole numbers as result.
 #
 # `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken
 # back by one number for each group of inputs, because
@@ -794,9 +799,8 @@ picture(
 (code,) = one_load.inspect_asm().values()
 measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
-# %% [markdown]
-# A 0 in the last line means that your processor has no `vpdpbusd`, as on a Mac. The sums in the
-# figure are the same.
+# %% [markdown] A 0 in the last line means that your processor has no `vpdpbusd`, as Apple's chips
+# do not. The sums in the figure are the same.
 #
 # ## The product in panels
 #
@@ -878,13 +882,13 @@ for run in products_of_integers(num_rows).values():
     np.testing.assert_allclose(out[:512], by_hand, atol=1e-3)
 print("Both kernels' first 512 products equal those of multiply_bytes.")
 
-# %% [markdown]
-# Now all products in turns: in each of five rounds each runs once (and once before it, which is not
-# counted), and the fastest run of each counts. The sum of the first cell takes part as well. $B$ becomes
-# the largest rate that any of them reached: the best that we know, so no bar can pass it. If a loop over
-# floats set it (268 MB in the sum, 302 MB in the products), it is still a lower bound of what this memory
-# can deliver, unless the processor's last caches together are about as large, as in some servers. If the
-# 75 to 85 MB of bytes set it, a large cache may have kept a part of them, and memory itself may be slower.
+# %% [markdown] Now all products in turns: in each of five rounds each runs once (and once before
+# it, which is not counted), and the fastest run of each counts. The sum of the first cell takes
+# part as well. $B$ becomes the largest rate that any of them reached: the best that we know, so no
+# bar can pass it. If a loop over floats set it (268 MB in the sum, 302 MB in the products), it is
+# still a lower bound of what this memory can deliver, unless the processor's last caches together
+# are about as large, as in some servers. If the 75 to 85 MB of bytes set it, a large cache may have
+# kept a part of them, and memory itself may be slower.
 
 # %%
 panel_bytes = words.nbytes + panel_scales.nbytes
@@ -930,30 +934,35 @@ measured("panels: times as fast as torch in float32", seconds["torch, float32"] 
 measured("  of it by fewer bytes", weight.nbytes / panel_bytes)
 measured("  and by reading them faster", rates["panels"] / rates["torch, float32"])
 
-# %% [markdown]
-# Each bar says how fast a loop *reads*, not how fast it is done: panels have 3.6 times fewer bytes
-# than float32 (our scales are float32, so 8 + 32/32 = 9 bits per weight), so at an equal bar they are done
-# 3.6 times as fast. The last two lines split the gain over torch into these two factors. (They multiply
-# to the line above them.)
+# %% [markdown] Each bar says how fast a loop *reads*, not how fast it is done: panels have 3.6
+# times fewer bytes than float32 (our scales are float32, so 8 + 32/32 = 9 bits per weight), so at
+# an equal bar they are done 3.6 times as fast. The last two lines split the gain over torch into
+# these two factors. (They multiply to the line above them.)
 #
-# A bar near the line can belong to a loop that waits for memory. The line alone does not say so, because
-# it is only the largest rate that any loop has reached. The loop waits for memory if it is much faster in a cache:
-# compare 128 times the µs below (1,024 rows are 1/128 of all) with its time from memory. Among loops
-# that wait the rates still differ, because they read in different orders, and because a loop with fewer
-# instructions per byte has more loads under way at once. The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than
-# of the sum's 268 MB. So the sum of the first cell need not be the longest bar.
+# A bar near the line can belong to a loop that waits for memory. The line alone does not say so,
+# because it is only the largest rate that any loop has reached. The loop waits for memory if it is
+# much faster in a cache: compare 128 times its µs in a cache (1,024 rows are 1/128 of all) with its
+# time from memory. Among loops that wait the rates still differ, among other reasons because a loop
+# with fewer instructions per byte has more loads under way at once. The loops over bytes read only
+# 75 to 85 MB, and a large cache keeps a larger part of these than of the sum's 268 MB. So the sum
+# of the first cell need not be the longest bar.
 #
-# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops. Against *a
-# part for each group* it saves the slow copy, if that ran, and the sums across lanes. Against *the same,
-# size unknown*, which uses lanes too, it saves the sums and the costs of short loops, and pays for
-# spreading and multiplying by the scales. In the third line floats become integers. The last line is what
-# panels bring: the layout and nothing else. For one token from memory that is next to nothing where the loop
-# by rows reaches the line as well. Where it is more, the loop by rows stays below the line: it needs
-# more instructions per byte, and a core has only so many of them, and of their loads, under way at
-# once. In a cache it is what the layout saves in instructions, which become the limit when there are
-# several tokens. (Real programs report the same. With interleaved rows of 6-bit weights, llama.cpp on
-# two ARM processors with `sdot` [reads prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6
-# to 3.15 times as fast, and generates 0.93 to 1.29 times as fast.)
+# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops.
+# Against *a part for each group* it saves the slow copy, if that ran, and the sums across lanes.
+# Against *the same, size unknown*, which uses lanes too, it saves the sums and the costs of short
+# loops, and pays for spreading and multiplying by the scales. In the third line floats become
+# integers. The last line is what panels bring: the layout and nothing else. For one token from
+# memory that is next to nothing where the loop by rows reaches the line as well. Where it is more,
+# the loop by rows stays below the line: it needs more instructions per byte, and a core has only so
+# many of them, and of their loads, under way at once. In a cache it is a part of what the layout
+# saves in instructions, which become the limit when there are several tokens. (Only a part: with
+# AVX-512 panels need about 28 instructions per row and the loop by rows about 90, but then panels
+# come near what the L2 cache of figure 34.2 delivers, and starting the threads takes a few µs of
+# each.) (Real programs report gains of this kind, though their kernels for prompts also multiply
+# several tokens by each load, as the next section does. With interleaved rows of 6-bit weights,
+# llama.cpp on two ARM processors with `sdot` [reads
+# prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15 times as fast, and
+# generates 0.93 to 1.29 times as fast.)
 #
 # ## Tiles: one load for several tokens
 #
@@ -988,7 +997,8 @@ placed = {f"{n} token{'s' * (n > 1)}": each for n, each in by_tokens.items()}
 picture(
     roofline(Machine("this machine", bandwidth, peak), placed, "billion operations per second"),
     "A roofline for bytes. Each point is the same kernel with some tokens at once; the slope is B, "
-    "the most that any loop has moved so far, the flat part the fastest that this kernel ran here.",
+    "the most that any loop has moved so far, the flat part the fastest that this kernel ran here, with "
+    "all rows or with 1,024 in a cache.",
     number="34.7",
 )
 for n, (_, taken) in by_tokens.items():
@@ -998,35 +1008,41 @@ print(f"B is now {mark(bandwidth / 1e9, 'GB/s')}")
 print("\nan Intel Xeon; 10^9 bytes and operations per second, ridge in tokens:")
 print(lesson.table_of_roofs())
 
-# %% [markdown]
-# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that lies
-# on the roof waits for memory, and another token costs little. Right of it each token costs its
-# arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays below its
-# limit, so there another token costs more than the roof says. Near the ridge, reading and computing
-# overlap only in part. And a tile needs two registers for each of its tokens, for a total and for the
-# integer dots; eight tokens can be more than there are registers. (By vector instructions, the package stops
-# at four in int8 and int4. If 8 and 16 tokens, which use the same tile, lie right of the ridge and take
-# nearly as long, another program probably disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none above. Results
-# are counted once, as bytes that are written. Many processors read a line from memory before they write
-# to it; then the points of many tokens have moved more than they are given here, and lie too far to the
+# %% [markdown] Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the
+# ridge, a step that lies on the roof waits for memory, and another token costs little. Right of it
+# each token costs its arithmetic, as those of a long prompt do. The shaded gap above a point is how
+# far it stays below its limit, so there another token costs more than the roof says. Near the
+# ridge, reading and computing overlap only in part. And a tile needs two registers for each of its
+# tokens, for a total and for the integer dots; eight tokens can be more than there are registers.
+# (By vector instructions, the package stops at four in int8 and int4. If 8 and 16 tokens, which use
+# the same tile, lie right of the ridge and take nearly as long, another program probably disturbed
+# the measurement.) (Both limits are the best that was measured, so a point can lie on them and none
+# above. The flat part is often that of 64 tokens with only 1,024 rows, whose weights and results a
+# cache holds, so points far right of the ridge can stay below it. And a point that set a limit lies
+# on it by definition: if one token did so, and B is now above the sum's bar in figure 34.6, a cache
+# kept a part of the 85 MB, and the slope is that of memory and cache together. Results are counted
+# once, as bytes that are written. Many processors read a line from memory before they write to it;
+# then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
 #
 # ### One processor, four sets of instructions
 #
-# A roofline shows what programs have reached on a machine. The table below the figure is about one processor, an
-# Intel Xeon (two hardware threads of a rented server). For each row, Numba was allowed other instructions, those
-# of the last three rows of the table in *What a processor has*, with AVX2 twice. (BF16 is the dot product of two
-# pairs of bfloat16 numbers.) The slope is a sum over 268 MB, the flat part are the package's products of 256
-# tokens, with weights that a cache holds, each the middle of several runs.
-# [The benchmark](../benchmarks/34_roofs.py) prints the first four numbers for your machine, and with
-# `--pretend avx2` those for fewer instructions. (Compare the rows only with each other: figure 34.7
-# is of your machine, and of another product, which has no zeros (the next sections have them), and its fastest run
-# counts. And compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
+# A roofline shows what programs have reached on a machine. The table below the figure is about one
+# processor, an Intel Xeon (two hardware threads of a rented server). For each row, Numba was
+# allowed other instructions, those of the last three rows of the table in *What a processor has*,
+# with AVX2 twice. (BF16 is the dot product of two pairs of bfloat16 numbers.) The slope is a sum
+# over 268 MB, the flat part are the package's products of 256 tokens, with weights that a cache
+# holds, each the middle of several runs. [The benchmark](../benchmarks/34_roofs.py) prints the
+# first four numbers for your machine, and with `--pretend avx2` those for fewer instructions.
+# (Compare the rows only with each other: figure 34.7 is of your machine, and of another product,
+# which has no zeros (*Zeros and minima* below explains them), and its fastest run counts. And
+# compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
 # 576, which have more results for each weight.)
 #
-# The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations with a
-# weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte. By hand, for the
-# first row: its ridge is at $166 / 32.9 = 5.05$ operations per byte, and $5.05 / 1.88 = 2.7$ tokens.
+# The last column is the ridge in tokens, for weights in int8. Each token takes part in two
+# operations with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$
+# operations per byte. By hand, for the first row: its ridge is at $166 / 32.9 = 5.05$ operations
+# per byte, and $5.05 / 1.88 = 2.7$ tokens.
 #
 # - Memory is the same in all rows. (The differences are chance, since others use the server, too, and its last
 #   cache may keep a part of the sum. A computer with AVX2 has another memory, and so another slope.) Every ridge
@@ -1038,10 +1054,10 @@ print(lesson.table_of_roofs())
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
 #   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly.) With weights in
-#   bfloat16 a sum stays in its AMX tile for 512 columns. In int8 it leaves after each 32, to be multiplied by their
+#   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
 #   scales with vector instructions, 18 times in a row of 576. Storing, loading and scaling take up to half of the
 #   time. (An AMX tile is a
-#   register, and not a tile of the last section.)
+#   register, and not the tile of several tokens above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
 #   instructions of the row above. With these, the ridge is at $458 / 34.0 / 1.88 = 7.2$ tokens.
@@ -1076,22 +1092,22 @@ for name, share in kinds.items():
     if share == "text":
         guess_scale.compare(100 * agreement(found, exact), "%", measured=True)
 
-# %% [markdown]
-# One outlier sets the step of all numbers that share its scale. With one scale for all inputs of a
-# product, these are the numbers of forty tokens; with a scale per token, those of this token; with
-# a scale for each 32, its 31 neighbours. The token of the figure is the first one, the sink of chapter
-# 14, with the largest outlier of all. So nearly all of its own inputs become 0 in the first two ways, and
-# a scale per token helps the other tokens. In panels the scales of groups cost little, because they
-# come once in eight words. (80 tokens show the order of the three, and no more. The section on
-# quality takes more tokens, and an interval.)
+# %% [markdown] One outlier sets the step of all numbers that share its scale. With one scale for
+# all inputs of a product, these are the numbers of forty tokens; with a scale per token, those of
+# this token; with a scale for each 32, its 31 neighbours. The token of the figure is the first one,
+# the sink of chapter 14, with the largest outlier of all. So nearly all of its own inputs become 0
+# in the first two ways, and a scale per token helps the other tokens. In panels the scales of
+# groups cost little, because they come once in eight words. (80 tokens show the order of the three,
+# and no more. The section on quality takes more tokens, and an interval.)
 #
 # ## Zeros and minima
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
-# that 254 steps reach from the smallest number to the largest. (The range always includes 0, so that
-# a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the rounding of
-# floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$ (chapter 11); a kernel takes the low four bits
-# of each byte as one word of codes, the high four as another. So an input is $(b_i + z)\,t$ and a weight
+# that 254 steps reach from the smallest number to the largest. (The range always includes 0, so
+# that a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the
+# rounding of floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$
+# (chapter 11); a kernel takes the low four bits of each byte as one word of codes, the high four as
+# another. So an input is $(b_i + z)\,t$ and a weight
 # $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254 to 254
 # and so no byte any more, which the byte instructions need, and with $m$ a weight is no integer at all.
 # Multiplied out over the 32 columns of a group:
@@ -1158,13 +1174,14 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end. (With AMX, an AMX tile holds the sums
-# of up to sixteen query rows, in another order.) With `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
-# head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
-# spread a large number over 32 numbers of its head, and keep all dot products;
-# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
-# model with weights or a cache in int8, or weights in int4, compiles its step once, which takes a while.
-# `minigen compile` does it ahead.)
+# In each of the three, a lane sums its own result from beginning to end. (With AMX, an AMX tile
+# holds the sums of up to sixteen query rows, in another order.) With `kv_cache_dtype="int8"` keys
+# and values are bytes, four to a word, with a scale for each token and head. Keys have outliers, so
+# keys and queries are transformed first (Hadamard: sums and differences that spread a large number
+# over 32 numbers of its head, and keep all dot products;
+# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading
+# a model with weights or a cache in int8, or weights in int4, compiles its step once, which takes a
+# while. `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -1207,23 +1224,23 @@ explore(
     away=(0, 12, 1, 6),
 )
 
-# %% [markdown]
-# The package's step is one compiled function that every thread goes through, phase by phase.
-# Threads are woken at most once per step. Between phases they only read a counter until it says
-# that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier counts
-# finished tasks, not threads: it opens when all tasks of the phase are done, even if a thread has not
-# come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba would otherwise count the
-# uses of each array, with an instruction for which threads wait for each other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the result
-# for the next product (`prepare`), product, norm, two products.
+# %% [markdown] The package's step is one compiled function that every thread goes through, phase by
+# phase. Threads are woken at most once per step. Between phases they only read a counter until it
+# says that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier
+# counts finished tasks, not threads: it opens when all tasks of the phase are done, even if a
+# thread has not come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba
+# would otherwise count the uses of each array, with an instruction for which threads wait for each
+# other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the
+# result for the next product (`prepare`), product, norm, two products.
 #
-# How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
-# compares them with waking the threads for each loop, as `prange` does, and with calling small operators
-# from Python. A thread that comes late leaves its tasks to the others, and a thread alone passes a phase
-# more quickly, because it waits for no other. So a run begins when all threads have met, and only
-# runs count in which every thread did at least half of its share of the tasks. The least of these is
-# given. (If it is nan, there was no such run: measure again on a quiet machine. A step of one token has
-# nine phases in each layer, two more in the last, which keep the row that gets logits, and three besides:
-# the embedding, the last norm and the head.)
+# How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second,
+# and compares them with waking the threads for each loop, as `prange` does, and with calling small
+# operators from Python. A thread that comes late leaves its tasks to the others, and a thread alone
+# passes a phase more quickly, because it waits for no other. So a run begins when all threads have
+# met, and only runs count in which every thread did at least half of its share of the tasks. The
+# least of these is given. (If it is nan, there was no such run: measure again on a quiet machine. A
+# step of one token has nine phases in each layer, two more in the last, which keep the row that
+# gets logits, and three besides: the embedding, the last norm and the head.)
 
 # %%
 from minigen.kernels.cpu.step import run_layers
@@ -1336,7 +1353,7 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 # Three points are few, other programs disturb them, and one form's kernel may be a little slower than
 # another's for reasons of its own. So how sure is a fit?
 #
-# - The cell measures in six rounds. In each, every form of the model reads the text, and the sum, our
+# - The cell measures in six rounds. In each, every compiled form of the model reads the text, and the sum, our
 #   loop in float32 and the panels read memory: the fastest of the three is the round's $B$. A round is
 #   fitted by itself. The true middle of such rounds lies between the smallest and the largest of six
 #   results, unless all six fall on the same side of it. If each falls on either side by chance, that
@@ -1355,12 +1372,13 @@ compile_step("bfloat16")  # else it would run layer by layer in torch, and not b
 others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
 others["int4"] = in_int4
 some = {name: readers[name] for name in ("sum of the first cell", "our loop, float32", "panels")}
-rounds, reached, fastest = [], [], []
+rounds, reached, fastest, sums = [], [], [], []
 for _ in range(6):
     rounds.append([read_along(each, ids[:24]).step_seconds for each in others.values()])
     best = best_in_turns({name: run for name, (_, run) in some.items()}, 1, 3)
     fastest.append(max(best, key=lambda name: some[name][0] / best[name]))
     reached.append(some[fastest[-1]][0] / best[fastest[-1]])
+    sums.append(some["sum of the first cell"][0] / best["sum of the first cell"])
 bandwidth = float(np.median(reached))
 of_form = dict(zip(others, zip(*rounds, strict=True), strict=True))
 step_seconds = {"float32": in_float32.step_seconds}
@@ -1376,7 +1394,8 @@ picture(
     number="34.10",
 )
 often = max(some, key=fastest.count)
-print(f"B in these rounds, the middle: {mark(bandwidth / 1e9, 'GB/s')}, most often of ⟨{often}⟩")
+print(f"B in these rounds, the middle: {mark(bandwidth / 1e9, 'GB/s')}, most often of ⟨{often}⟩", end="; ")
+print(f"of the sum alone: {mark(float(np.median(sums)) / 1e9, 'GB/s')}")
 speeds = {form: 1 / each for form, each in step_seconds.items()}
 for form, each in step_seconds.items():
     share = form_bytes[form] / bandwidth / each
@@ -1401,13 +1420,17 @@ fits = [lesson.possible_fits(amounts, each, doubt) for each in rounds]  # first 
 kinds = {"six rounds": [each[:1] for each in fits], f"and ± {mark(100 * doubt, '%', 2)}": fits}
 for name, each in kinds.items():
     of_b = [100 * r / b for round_, b in zip(each, reached, strict=True) for r, _ in round_]
+    of_sum = [100 * r / s for round_, s in zip(each, sums, strict=True) for r, _ in round_]
     of_c = [1e3 * c for round_ in each for _, c in round_]
     print(f"{name}: R {mark(min(of_b))} to {mark(max(of_b))} % of its round's B,", end=" ")
+    print(f"{mark(min(of_sum))} to {mark(max(of_sum))} % of its sum,", end=" ")
     print(f"c {mark(min(of_c))} to {mark(max(of_c))} ms")
 measured("beside c: passing from phase to phase, at least, in ms", 1e3 * num_phases * phase)
 rising = min(of_b) > 0
 fitting = rising and max(of_c) >= 0
-print(f"\nbandwidth is not reached: ⟨{'clear' if fitting and max(of_b) < 100 else 'not clear'}⟩")
+verdict = "clear" if max(of_sum) < 100 else "clear against B alone"
+verdict = verdict if fitting and max(of_b) < 100 else "not clear"
+print(f"\nbandwidth is not reached: ⟨{verdict}⟩")
 print(f"there is a constant part: ⟨{'clear' if rising and min(of_c) > 0 else 'not clear'}⟩")
 print(
     f"more bytes took more time: ⟨{'yes' if rising else 'no, so measure again on a quiet machine'}⟩"
@@ -1421,14 +1444,15 @@ print(
 # the first has the fits of the six rounds as they were measured, the second all fits, also those
 # with one form slower or faster.
 #
-# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached is
-# clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of them. (If $B$
-# is that of the panels, 85 MB, a large cache may have kept more of them than of the 269 MB of bfloat16.
-# Figure 34.2 tells whether one core's speed still falls between 64 and 256 MB; if it does, that is a reason
-# for a lower $R$.) A constant part is
-# clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told from a
-# form that is a little off the line. If $c$ is below zero in all fits, the line does not fit this machine's
-# times, and nothing is clear. Three examples:
+# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached
+# is clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of
+# them. If $B$ is that of the panels, 85 MB, a large cache may have kept more of them than of the
+# 269 MB of bfloat16. (Figure 34.2 tells whether one core's speed still falls between 64 and 256
+# MB.) So $R$ is compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed
+# in some fit, it is clear against $B$ alone, and the reason may be the cache. A constant part is
+# clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told
+# from a form that is a little off the line. If $c$ is below zero in all fits, the line does not fit
+# this machine's times, and nothing is clear. Three examples:
 #
 # - "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms": clearly bandwidth is not reached, and there is a
 #   constant part.
@@ -1438,9 +1462,10 @@ print(
 #   int4's time. The kernel of bfloat16 may be slower per byte, or a cache helped the smaller forms, or a
 #   measurement was disturbed. The line cannot say which.
 #
-# Where a verdict is "not clear", keep to those shares: they say how much a form loses, but not why. The time of the phases stands beside $c$ for
-# comparison. It is one of the things that take the same time in every form, and it is the least of many
-# runs, while a step also waits for threads that are late.
+# Where a verdict is "not clear", keep to those shares: they say how much a form loses, but not why.
+# The time of the phases stands beside $c$ for comparison. It is one of the things that take the
+# same time in every form, and it is the least of many runs, while a step also waits for threads
+# that are late.
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have three usual causes: a large cache kept
 # a part of the weights, the kernels read memory in a better way than the three loops that measured
@@ -1457,11 +1482,11 @@ print(
 #
 # This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
 # the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**
-# ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods).
-# (The row of int4 below shows only what inputs in bytes and a cache in bfloat16 add.) Rounding these weights to 8 bits is a
-# test of 8 bits on *this* model; whether the original would lose as little is not tested either.
-# Keys and values are computed, and no file has rounded them before, so `kv_cache_dtype="int8"` is
-# tested fairly, in short contexts.
+# ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods). (The row
+# of int4 below shows only what inputs in bytes and a cache in bfloat16 add.) Rounding these weights
+# to 8 bits is a test of 8 bits on *this* model; whether the original would lose as little is not
+# tested either. Keys and values are computed, and no file has rounded them before, so
+# `kv_cache_dtype="int8"` is tested fairly, in short contexts.
 
 # %%
 texts = [ids[start : start + 96] for start in range(0, 384, 96)]
@@ -1478,18 +1503,17 @@ for form, reference in references.items():
     print(f"{form:>13} against {reference:>7}: agreement {mark(100 * same, '%')}, ", end="")
     print(f"cost {cost[0]} ± {cost[1]}")
 
-# %% [markdown]
-# A cost whose interval holds 0 is no cost that this text can show. One below 0 does not mean that rounding
-# improves a model: of several intervals, one can miss 0 by chance. A small model and 384 tokens are
-# a weak test: real ones read tens of thousands of tokens, and ask questions of several kinds
-# besides.
+# %% [markdown] A cost whose interval holds 0 is no cost that this text can show. One below 0 does
+# not mean that rounding improves a model: of several intervals, one can miss 0 by chance. A small
+# model and 384 tokens are a weak test: real ones read tens of thousands of tokens, and ask
+# questions of several kinds besides.
 #
 # ## Your panels in the engine
 #
 # One line puts your `by_panels` into the running engine: it lays out all weights when the model is
-# loaded. As long as yours has not passed, the package's own runs, and the line below says so. (Then the model
-# goes on with an alphabet. It is sure of each letter, so the text is the same on every processor, although the
-# last bits of sums are not.)
+# loaded. As long as yours has not passed, the package's own runs, and the line below says so. (Then
+# the model goes on with an alphabet. It is sure of each letter, so the text is the same on every
+# processor, although the last bits of sums are not.)
 
 # %%
 with using(34, by_panels=pack):
@@ -1661,7 +1685,7 @@ verdicts(
 # ## Further reading
 #
 # - [Algorithms for Modern Hardware](https://en.algorithmica.org/hpc/simd/), Slotin: SIMD and
-#   caches, with measurements and little code.
+#   caches, in short programs and measurements.
 # - [What Every Programmer Should Know About
 #   Memory](https://people.freebsd.org/~lstewart/articles/cpumemory.pdf), Drepper 2007: caches, NUMA
 #   and prefetching, in depth.
@@ -1673,5 +1697,6 @@ verdicts(
 #   and counted.
 #
 # **Next:** [chapter 35](35_quantization.ipynb) makes the 8-bit and 4-bit weights that this chapter
-# multiplies, and asks what they cost. [Chapter 36](36_speculative.ipynb) gives the idle arithmetic of a step
-# some guesses to check. Then part 4, many devices: when one memory is too slow or too small, several read at once.
+# multiplies, and asks what they cost. [Chapter 36](36_speculative.ipynb) gives the idle arithmetic
+# of a step some guesses to check. Then part 4, many devices: when one memory is too slow or too
+# small, several read at once.
