@@ -90,7 +90,7 @@ from minigen_course import (
 )
 from minigen_course.ch34_cpu_kernels import figures as draw
 from minigen_course.ch34_cpu_kernels import lesson
-from minigen_course.ch34_cpu_kernels.loops import best_in_turns, loop_costs
+from minigen_course.ch34_cpu_kernels.loops import best_in_turns, lanes_of, loop_costs
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.roofline import roofline
 from minigen_course.figures.show import best_seconds
@@ -568,7 +568,7 @@ for run in list(products_of_bytes(num_rows).values())[2:]:
     np.testing.assert_allclose(out, of_groups, atol=1e-3)
 few = 1024  # rows: few enough for a cache, so that no loop waits for memory
 in_cache = best_in_turns(products_of_bytes(few), 50)
-lanes = lesson.lanes_of(*product_of_bytes.inspect_asm().values())
+lanes = max(4, *map(lanes_of, product_of_bytes.inspect_asm().values()))
 counts = {16: (117, 270, 270, 170), 8: (223, 342, 342, 312), 4: (437, 522, 522, 598)}[lanes]
 counted = dict(zip(in_cache, counts, strict=True))
 print(f"{few} rows, against a scale for each row:", end=" ")
@@ -1394,8 +1394,8 @@ picture(
     number="34.10",
 )
 often = max(some, key=fastest.count)
-print(f"B in these rounds, the middle: {mark(bandwidth / 1e9, 'GB/s')}, most often of ⟨{often}⟩", end="; ")
-print(f"of the sum alone: {mark(float(np.median(sums)) / 1e9, 'GB/s')}")
+print(f"B in these rounds, the middle: {mark(bandwidth / 1e9, 'GB/s')}, most often of ⟨{often}⟩")
+print(f"the sum alone, in these rounds: {mark(float(np.median(sums)) / 1e9, 'GB/s')}")
 speeds = {form: 1 / each for form, each in step_seconds.items()}
 for form, each in step_seconds.items():
     share = form_bytes[form] / bandwidth / each

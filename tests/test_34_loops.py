@@ -15,6 +15,7 @@ from minigen_course.ch34_cpu_kernels.loops import (
     add_lane_dots,
     best_in_turns,
     in_floats,
+    lanes_of,
     loop_costs,
     two_scales,
 )
@@ -85,6 +86,10 @@ LBB0_3:
 def test_instructions_are_counted_for_each_number_that_a_loop_converts() -> None:
     assert loop_costs(X86) == (5 / 16, 4)
     assert loop_costs(ARM) == (1, 5 / 3)
+
+
+def test_the_lanes_of_a_loop_are_those_of_its_widest_conversion() -> None:
+    assert [lanes_of(each) for each in (X86, ARM, "")] == [16, 4, 1]
 
 
 def test_code_without_such_a_loop_has_no_costs() -> None:

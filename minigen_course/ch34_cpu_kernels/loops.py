@@ -64,6 +64,12 @@ def loop_costs(assembly: str) -> LoopCosts:
     return LoopCosts(min(costs, default=nan), max(costs, default=nan))
 
 
+def lanes_of(assembly: str) -> int:
+    """Return how many integers one instruction converts to float32, at most; at least 1."""
+    found = filter(None, map(_INSTRUCTION.match, assembly.splitlines()))
+    return max((_num_converted(each[1], each[2]) for each in found), default=1) or 1
+
+
 def _inner_loops(assembly: str) -> Iterator[tuple[int, int]]:
     """Yield the number of instructions, and of numbers converted, of each inner loop."""
     label, instructions, converted = "", 0, 0
