@@ -75,13 +75,35 @@ def multiplies_bfloat16() -> bool:
     return bool(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"})
 
 
-def torch_threads() -> int:
-    """Return torch's thread count; if it is 1, return the count when minigen was imported.
+class _Threads:
+    """Torch's thread count as the caller left it, and as minigen last set it."""
 
-    Compiled steps leave torch at one thread. To get one thread, set the engine's `threads` option.
+    of_caller, set_here = _THREADS_AT_START, 0
+
+    def look(self) -> int:
+        now = torch.get_num_threads()
+        if now not in (1, self.set_here):
+            self.of_caller = now
+        return self.of_caller
+
+
+_THREADS = _Threads()
+
+
+def torch_threads() -> int:
+    """Return torch's thread count as the program that uses minigen left it.
+
+    Models change it: a split model to its share, and a compiled step to one thread. To get one
+    thread, set the engine's `threads` option.
     """
-    now = torch.get_num_threads()
-    return _THREADS_AT_START if now == 1 else now
+    return _THREADS.look()
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Set torch's thread count for a model, and remember what it was."""
+    _THREADS.look()
+    _THREADS.set_here = num_threads
+    torch.set_num_threads(num_threads)
 
 
 _MADV_DONTNEED = 4  # unmap these pages now; those of a file stay in the system's page cache

@@ -99,7 +99,8 @@ class LLM:
         `threads` and `kv_cache_memory` are divided among them. With `context_parallel_size` each
         holds all weights instead, and a part of the tokens. The processes are started here and end
         with this one, or at `close`. Under `torchrun`, the ranks are the processes that it started,
-        and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
+        and only rank 0 returns from this function, which can load one model. Raises a
+        `MinigenError` that says what to do.
         """
         from minigen import hub
 
@@ -110,7 +111,11 @@ class LLM:
         chat_template = checkpoint.chat_template()
         checkpoint = checkpoint.without_vocabulary()
         assembly = assemble(checkpoint, config, progress)
-        return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
+        try:
+            return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
+        except BaseException:
+            assembly.close()
+            raise
 
     def close(self) -> None:
         """End the worker processes of a sharded model, which then generates no more text.

@@ -16,8 +16,9 @@ import pytest
 from minigen import LLM, SamplingParams
 from minigen.child_process import start_module
 from minigen.errors import WorkerError
-from minigen.parallel.launch import LOST_ANOTHER
-from tests.processes import is_running, workers_of
+from minigen.parallel import runner
+from minigen.parallel.launch import LOST_ANOTHER, _describe_exit
+from tests.processes import children_of, is_running, workers_of
 from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads, save_six_heads, split
 from tests.waiting import PATIENCE, wait_until
 
@@ -79,23 +80,65 @@ def test_closing_the_model_ends_its_workers(directory: Path) -> None:
         llm.close()
 
 
+@pytest.mark.parametrize("idle", ["until it closes", "until the keepalive"])
+def test_a_worker_that_ends_while_no_step_runs_is_no_traceback(
+    idle: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of rank 0's thread would fail this test as a warning."""
+    if idle == "until the keepalive":
+        monkeypatch.setattr(runner, "KEEPALIVE_SECONDS", 0.05)
+    with split(directory, 2) as llm:
+        assert isinstance(llm.engine.runner, runner.DriverRunner)
+        thread = llm.engine.runner._comm_thread._thread
+        (worker,) = workers_of(os.getpid())
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: not is_running(worker))
+        if idle == "until the keepalive":
+            wait_until(lambda: not thread.is_alive())
+            with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+                llm.generate("abc", GREEDY)
+        llm.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_model_that_was_closed_in_the_middle_says_so(directory: Path) -> None:
+    with split(directory, 2) as llm:
+        stream = llm.stream_deltas(["abc"], SamplingParams(max_tokens=100, ignore_eos=True))
+        next(stream)
+        llm.close()
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="were stopped by `close`"):
+                llm.generate("abc", GREEDY)
+
+
+def test_a_signal_without_a_name_is_a_number() -> None:
+    assert _describe_exit(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert _describe_exit(-40) == "was killed by signal 40"
+
+
 SCRIPT = """
-import sys, time
+import os, sys, time
 from minigen import LLM, SamplingParams
 llm = LLM.load(sys.argv[1], weights="float32", tensor_parallel_size=2)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+if "forks" in sys.argv and os.fork() == 0:  # a child that has the workers' pipes as well
+    os.close(1)
+    time.sleep(float(sys.argv[2]))
+    os._exit(0)
 print(llm.generate("abc", params).token_ids, flush=True)
 time.sleep(float(sys.argv[2]))
 """
 
 
-def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
+def run_script(directory: Path, seconds: float, *more: str, **env: str) -> "subprocess.Popen[str]":
     """Run an unguarded script from stdin, like a notebook's cells."""
     process = subprocess.Popen(
-        [sys.executable, "-", str(directory), str(seconds)],
+        [sys.executable, "-", str(directory), str(seconds), *more],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
+        env=os.environ | env,
     )
     assert process.stdin is not None
     process.stdin.write(SCRIPT)
@@ -103,19 +146,32 @@ def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
     return process
 
 
-def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory: Path) -> None:
-    process = run_script(directory, 60)
+@pytest.mark.parametrize("forks", [(), ("forks",)])
+def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(
+    directory: Path, forks: tuple[str, ...], tmp_path: Path
+) -> None:
+    if forks and sys.platform == "win32":
+        pytest.skip("Windows cannot fork")
+    process = run_script(directory, 60, *forks, TMPDIR=str(tmp_path))
     assert process.stdout is not None
     try:
         expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
         assert process.stdout.readline().strip() == str(expected)
         workers = workers_of(process.pid)
         assert len(workers) == 1
+        assert list(tmp_path.glob("minigen-*")), "where the ranks meet"
+        forked = [each for each in children_of(process.pid) if each not in workers]
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-    wait_until(lambda: not any(map(is_running, workers)))
+    try:
+        wait_until(lambda: not any(map(is_running, workers)))
+        assert any(map(is_running, forked)) == bool(forks), "a child of rank 0 may live on"
+        assert not list(tmp_path.glob("minigen-*")), "and nothing is left"
+    finally:
+        for each in forked:
+            os.kill(each, signal.SIGKILL)
 
 
 @contextmanager

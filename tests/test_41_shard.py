@@ -249,6 +249,24 @@ def test_a_cut_within_a_group_of_a_scale_is_refused() -> None:
     assert "16 inputs, within a group of 32" in str(obstacle(config, plain, "int4", 4))
 
 
+class _EightRowsToAWord(StoredTensor):
+    row_unit = 8  # type: ignore[assignment]  # zero points of four bits
+
+
+def test_a_vocabulary_is_cut_where_the_file_can_be_cut() -> None:
+    config = open_config(vocab_size=304)
+    name = "model.embed_tokens.weight"
+    data = torch.zeros(304, 256, dtype=torch.uint8)
+    stored = {name: _EightRowsToAWord(name, "F32", (304, 64), data)}
+    assert obstacle(config, stored, "float32", 2) is None
+    assert "into 76 outputs, which is not a multiple of 8" in str(
+        obstacle(config, stored, "float32", 4)
+    )
+    plain = {name: StoredTensor(name, "F32", (304, 64), data)}
+    for form in ("float32", "int8"):  # its rows are looked up one by one, in any form
+        assert obstacle(config, plain, form, 4) is None
+
+
 def open_config(**sizes: int) -> ModelConfig:
     base = ModelConfig(
         "llama", 211, 64, 1, 8, 8, 8, 64, 128, 1e-5, 1e4, 1.0, None,

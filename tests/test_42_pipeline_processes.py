@@ -18,6 +18,7 @@ import torch
 from minigen import LLM, SamplingParams
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.errors import EngineStoppedError, OptionError
+from minigen.parallel import launch
 from minigen.parallel.comm import MessageCounters
 from minigen.parallel.pipeline import stage_layers, stage_tensors
 from minigen.trace.chrome import chrome_trace
@@ -208,12 +209,42 @@ def test_what_does_not_work_with_stages_is_refused_in_a_sentence(directory: Path
             },
             "pipeline_parallel_size above 1 needs minigen's own attention_backend",
         ),
+        ({"pipeline_parallel_size": 2, "proposer": "none.py:Mine"}, "none.py"),
+        ({"pipeline_parallel_size": 2, "logits_processor": "none.py:Mine"}, "none.py"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "scheduler": "static",
+                "speculative_config": {"method": "ngram"},
+            },
+            "verifies no drafts",
+        ),
     )
-    before = workers_of(os.getpid())
+    before, kept = workers_of(os.getpid()), []
     for options, message in refused:
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(OptionError, match=message) as caught:
             LLM.load(directory, **{"weights": "float32", **options})
-    assert workers_of(os.getpid()) == before
+        kept.append(caught.value)  # as a notebook keeps the last one
+        assert workers_of(os.getpid()) == before
+
+
+def test_int8_that_fits_no_stage_is_refused_before_any_starts(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(launch, "Workers", None)
+    with pytest.raises(OptionError, match=r"weights='int8' needs a multiple of .* Use weights="):
+        LLM.load(directory, weights="int8", pipeline_parallel_size=2)
+
+
+def test_the_ranks_of_torchrun_run_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(launch, "_JOINED", set())
+    monkeypatch.setattr(launch, "joined_comm", lambda: "connected")
+    assert launch._torchrun_comm(2, "it is 2") == "connected"
+    with pytest.raises(OptionError, match="run one model until they end"):
+        launch._torchrun_comm(2, "it is 2")
 
 
 def on_torchrun(

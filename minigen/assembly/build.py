@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from minigen.assembly import cpu
 from minigen.assembly.processor_parts import describe_processors
 from minigen.assembly.speculative_parts import build_speculator, describe_speculation
@@ -16,7 +14,7 @@ from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError
-from minigen.hardware import torch_threads
+from minigen.hardware import set_torch_threads, torch_threads
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
@@ -131,8 +129,8 @@ def assemble(
 
     `progress` gets lines of text if kernels must be compiled; without it they go to stderr.
     """
-    num_threads = max((options.threads or torch_threads()) // options.num_ranks, 1)
-    torch.set_num_threads(num_threads)
+    num_threads = max((options.threads or torch_threads()) // _num_local_ranks(options), 1)
+    set_torch_threads(num_threads)
     trace = Trace()
     plan = make_plan(checkpoint, options, trace, progress)
     try:
@@ -140,6 +138,15 @@ def assemble(
     except BaseException:
         plan.close()
         raise
+
+
+def _num_local_ranks(options: EngineConfig) -> int:
+    """Return how many processes of the model share this machine's cores."""
+    if options.num_ranks == 1:
+        return 1
+    from minigen.parallel.launch import num_local_ranks
+
+    return num_local_ranks(options.num_ranks)
 
 
 def _assemble(
@@ -159,14 +166,14 @@ def _assemble(
         )
     scheduler = _scheduler(options, manager)
     sampler = _sampler(options, plan.chooser(num_threads))
-    # Last, because it may start processes: errors of the other parts have been raised by now.
-    runner, close = plan.build(manager, num_blocks, num_threads, trace)
     own = options.sampler in (None, "batch", BatchSampler)
     by = f", tokens chosen by {plan.tokens_by}" if own else ""
     plan_draft = partial(make_plan, progress=progress)
     speculator = build_speculator(
         checkpoint, options, scheduler, manager.num_tokens, plan_draft, num_threads
     )
+    # Last, because it may start processes: errors of the other parts have been raised by now.
+    runner, close = plan.build(manager, num_blocks, num_threads, trace)
     choices = {
         "model": f"{checkpoint.config.family}, {checkpoint.form}, from {checkpoint.path}",
         **plan.describe(),

@@ -269,6 +269,10 @@ def plan(
             f"kv_cache_dtype={options.kv_cache_dtype!r} is not possible here: the runner would be "
             f"{found.runner}, which stores keys and values in {found.kv_dtype}."
         )
+    if options.num_ranks > 1 and found.form in ("int8", "int4"):
+        from minigen.kernels.cpu.linear import check_panels
+
+        check_panels(_multiplied_matrices(checkpoint), found.form)  # before other ranks start
     if options.tensor_parallel_size > 1:
         from minigen.parallel.sharding import check_ranks
 
@@ -392,6 +396,12 @@ def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
     for name, tensor in checkpoint.tensors.items():
         if ".layers." in name and len(tensor.shape) == 2:
             yield tensor
+
+
+def _multiplied_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
+    yield from _layer_matrices(checkpoint)
+    tied = checkpoint.config.tied_embeddings
+    yield checkpoint.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
 
 
 def _obstacle(

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.hardware import set_torch_threads
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import CPU, Batch, KVPool, attend_paged, slots_of
@@ -140,7 +141,7 @@ class PagedRunner:
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
         """Return each chunk's raw logits: of its `prompt_logprob_rows`, then of its samples."""
-        torch.set_num_threads(self.num_threads)
+        set_torch_threads(self.num_threads)
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
         attend = self.attend(self.pool, batch, self.windows)

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from minigen.hardware import set_torch_threads
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.model.partial_attention import attend_part
 from minigen.model.transformer import Transformer
@@ -329,7 +330,7 @@ class ContextRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits on rank 0, and none elsewhere; all ranks must run the same step."""
-        torch.set_num_threads(self.num_threads)
+        set_torch_threads(self.num_threads)
         self.pool.copy_blocks(step.copies)
         local = local_batch(step.batch, self.slices, self.comm.rank, self.windows)
         attend = attend_in_context(self.comm, self.pool, local, self.windows)

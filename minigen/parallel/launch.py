@@ -40,6 +40,7 @@ from minigen.parallel.sharding import build_share, local_config
 from minigen.parallel.stopped import LATER_SECONDS, Siblings, StoppedProcesses, describe_stop
 from minigen.trace.events import Trace
 
+_JOINED: set[str] = set()  # the run of torchrun whose ranks have a model, if there is one
 LOST_ANOTHER = 3  # the exit status of a worker that ended because another rank ended
 _GRACE_SECONDS = 1.0  # time until the end of a process is visible
 
@@ -136,7 +137,8 @@ class Workers:
 
 def _describe_exit(status: int) -> str:
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        known = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+        return f"was killed by {known.get(-status, f'signal {-status}')}"
     return f"ended with status {status}"
 
 
@@ -275,9 +277,14 @@ def num_local_ranks(num_ranks: int) -> int:
 
 
 def _torchrun_comm(num_ranks: int, asked: str) -> Comm:
-    started = int(os.environ["WORLD_SIZE"])
+    started, run = int(os.environ["WORLD_SIZE"]), os.environ["TORCHELASTIC_RUN_ID"]
     if started != num_ranks:
         raise OptionError(f"torchrun started {started} ranks, but {asked}; they must be equal.")
+    if run in _JOINED:
+        raise OptionError(
+            "The ranks that torchrun started run one model until they end; load only one."
+        )
+    _JOINED.add(run)
     return joined_comm()
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
+from minigen.hardware import set_torch_threads
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.model.layers import DenseLinear, rms_norm, rotary_tables
 from minigen.model.transformer import (
@@ -290,6 +291,7 @@ def micro_batches(batch: Batch, most: int) -> list[Batch]:
     those of the batch. A sequence is never cut: the chunk of a long prompt may be a micro-batch.
     """
     num_sequences = len(batch.context_lens)
+    most = min(most, num_sequences)
     cuts = [0, num_sequences]
     for number in range(1, most):
         wanted = number * batch.query_starts[-1] / most
@@ -374,7 +376,7 @@ class StageRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits on rank 0, and none on other ranks; all must call this together."""
-        torch.set_num_threads(self.num_threads)
+        set_torch_threads(self.num_threads)
         self.pool.copy_blocks(step.copies)
         parts = micro_batches(step.batch, self.max_micro_batches)
         logits, times = [], []

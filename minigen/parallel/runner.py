@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from queue import Empty, SimpleQueue
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from minigen.engine.model_runner import Packer, batch_of
 from minigen.errors import WorkerError
+from minigen.hardware import set_torch_threads
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.parallel.comm import Comm
@@ -130,7 +132,7 @@ class RankRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
         """Return the logits, equal on every rank; all ranks must call this with the same step."""
-        torch.set_num_threads(self.num_threads)
+        set_torch_threads(self.num_threads)
         self.pool.copy_blocks(step.copies)
         attend = attend_paged(self.pool, step.batch, self.windows)
         hidden = self.model(step.batch.token_ids, step.batch.positions, attend)
@@ -267,8 +269,10 @@ class CommThread:
             if error is not None:
                 raise error
         except WorkerError as found:
-            self._broken = found
+            closed, self._broken = self._broken, self._broken or found
             self.wait_for_failure()
+            if closed is not None:
+                raise closed from found
             raise
 
 
@@ -289,7 +293,10 @@ def _run_commands(
         try:
             item = commands.get(timeout=KEEPALIVE_SECONDS)
         except Empty:
-            send_keepalive(comm)
+            try:
+                send_keepalive(comm)
+            except WorkerError:  # the next command reports it
+                return
             continue
         if item is None:
             break
@@ -302,7 +309,8 @@ def _run_commands(
                 return
         del item, command  # the command may reference objects that should be freed
     stop = torch.full((_HEADER,), _STOP)
-    comm.broadcast(stop)
+    with suppress(WorkerError):  # ranks that have ended need not be stopped
+        comm.broadcast(stop)
     _wait_until_released(stop)
 
 

@@ -90,10 +90,12 @@ def obstacle(
     rows = _PANEL_ROWS if form in ("int8", "int4") else 1
     for name, tensor in tensors.items() if num_ranks > 1 else ():
         split, axis = PLAN.get(module_of(name), (None, ""))
-        if split is None or len(tensor.shape) == 1 or module_of(name) == "embed_tokens":
+        if split is None or len(tensor.shape) == 1:
             continue
+        in_panels = module_of(name) != "embed_tokens"  # its rows are looked up one by one
         for width in {len(span(config, axis, rank, num_ranks)) for rank in (0, num_ranks - 1)}:
-            shared, packed = lcm(tensor.column_unit, group), lcm(tensor.row_unit, rows)
+            shared = lcm(tensor.column_unit, group)
+            packed = lcm(tensor.row_unit, rows if in_panels else 1)
             if split is Split.ROW and width % shared:
                 cut = f"{module_of(name)} would be cut into {width} inputs"
                 return f"{cut}, within a group of {shared} that share a scale"

@@ -5,7 +5,9 @@ ends unexpectedly.
 """
 
 import os
+import shutil
 import sys
+import time
 from pathlib import Path
 from threading import Thread
 
@@ -13,11 +15,14 @@ from minigen.errors import WorkerError
 from minigen.parallel.comm import local_comm
 from minigen.parallel.launch import LOST_ANOTHER, exit_process, run_worker
 
+_LOOK_SECONDS = 1.0
+
 
 def main() -> None:
     """Run a worker. It exits with status 0 as soon as rank 0 ends, even in the middle of a step."""
     rank, num_ranks, rendezvous = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    Thread(target=_end_with_rank_0, daemon=True).start()
+    Thread(target=_end_with_rank_0, args=[rendezvous.parent], daemon=True).start()
+    Thread(target=_end_with_parent, args=[os.getppid(), rendezvous.parent], daemon=True).start()
     try:
         run_worker(local_comm(rank, num_ranks, rendezvous))
     except WorkerError as error:
@@ -26,8 +31,20 @@ def main() -> None:
     exit_process()
 
 
-def _end_with_rank_0() -> None:
+def _end_with_rank_0(folder: Path) -> None:
     sys.stdin.buffer.read()  # no data is ever written, so it returns when the other end closes
+    _end(folder)
+
+
+def _end_with_parent(parent: int, folder: Path) -> None:
+    """End when rank 0 has ended, although a process that it forked still has the pipe's end."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    _end(folder)
+
+
+def _end(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # rank 0 may have been killed
     os._exit(0)
 
 

@@ -98,12 +98,13 @@ def serving(
     """Serve a loaded model, as `minigen serve` does; use it as `with serving(llm) as server:`.
 
     The server is at `server.url`, the model's name is `name`, and /metrics has its metrics. Until
-    the server is closed, the engine runs in its thread, and no other code may step it.
+    the server is closed, the engine runs in its thread, and no other code may step it. No client
+    can unload the model, because it is the caller's.
     """
     page, metrics = MetricsPage(), Metrics(name, lambda: llm.kv_usage)
     page.add(metrics)
     llm.trace.subscribe(metrics)
-    host = ModelHost({name: lambda: llm})
+    host = ModelHost({name: lambda: llm}, stay=True)
     keys, routers = ApiKeys(api_keys), [metrics_router(page)]
     app = create_service(host, limits, keys, routers, page.count_refusal)
     return LocalServer(app, host, lambda: llm.trace.unsubscribe(metrics))

@@ -6,7 +6,7 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 `PanelLinear` is the same product for the layer-by-layer runner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -343,20 +343,26 @@ def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, ou
         leave_step(pool)
 
 
+def check_panels(matrices: Iterable[StoredTensor], form: str) -> None:
+    """Raise `OptionError` if a matrix's width is no multiple of 32, or its rows are none of 16."""
+    for matrix in matrices:
+        rows, width = matrix.shape
+        if width % GROUP or rows % NUM_LANES:
+            raise OptionError(
+                f"weights={form!r} needs a multiple of {GROUP} columns and a multiple of "
+                f"{NUM_LANES} rows, but {matrix.name} is {matrix.shape}. Use weights='bfloat16'."
+            )
+
+
 def panel_linear(form: str, num_threads: int) -> MakeLinear:
     """Return a factory of linear layers in the form "int8" or "int4".
 
-    It raises `OptionError` if the width is no multiple of 32, or a matrix's rows none of 16.
+    It raises `OptionError` as `check_panels` does.
     """
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
+        check_panels(weights, form)
         parts, width = tuple(each.shape[0] for each in weights), weights[0].shape[1]
-        if width % GROUP or any(part % NUM_LANES for part in parts):
-            raise OptionError(
-                f"weights={form!r} needs a multiple of {GROUP} columns and a multiple of "
-                f"{NUM_LANES} rows, but {weights[0].name} is {weights[0].shape}. Use "
-                f"weights='bfloat16'."
-            )
         bias = torch.cat([each.dequantize(torch.float32) for each in biases]) if biases else None
         packed = pack_layers([weights], form)
         return PanelLinear(packed, width, bias, parts, available_threads(num_threads))
