@@ -14,6 +14,7 @@ import pytest
 from minigen import LLM, SamplingParams
 from minigen.server.app import create_service
 from minigen.server.errors import ApiError
+from minigen.server.local import serving as served_by_minigen
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
 from minigen.server.models import ModelHost
@@ -186,6 +187,14 @@ def test_an_empty_prompt_loads_a_model_which_is_listed_then_and_unloads_it(
     assert host.models["org/other:q8"].keep_alive is None, "and stays as usual"
     client.generate("org/other:q8", "Why?", options=GREEDY, keep_alive=0)
     wait_until(lambda: len(client.ps().models) == 1)
+
+
+def test_no_client_unloads_a_model_that_the_caller_served(llm: LLM) -> None:
+    with served_by_minigen(llm) as server, ollama.Client(host=server.url) as client:
+        client.generate("minigen", "Why?", options=GREEDY, keep_alive=0)
+        assert client.chat("minigen", [], keep_alive=0).done_reason == "unload"
+        assert [model.model for model in client.ps().models] == ["minigen:latest"]
+        assert client.generate("minigen", "Why?", options=GREEDY).response
 
 
 def test_a_model_is_shown(client: ollama.Client, llm: LLM) -> None:
