@@ -2,6 +2,8 @@
 
 import errno
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -679,6 +681,36 @@ def test_a_changed_configuration_is_another_source(tmp_path: Path) -> None:
         made(tmp_path / "in", tmp_path / "out", "int8")
 
 
+def test_another_model_with_equal_ends_and_size_is_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_HASHED", 64)
+    source, out = tmp_path / "tiny.gguf", tmp_path / "out.gguf"
+    write_tiny(source)
+    with pytest.raises(Interruption):
+        quantize_model(source, out, QuantizeOptions("q4_0"), interrupted(3))
+    reader = gguf.GGUFReader(source, "r+")
+    next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight").data[:] = 1
+    reader.data.flush()
+    with pytest.raises(OptionError, match=r"another source \(tiny\.gguf was changed, replaced or"):
+        made(source, out, "q4_0")
+
+
+def test_an_output_finished_by_another_process_meanwhile_is_found_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(
+        FileLock, "acquire", lambda lock, timeout: out.write_text("theirs", encoding="utf-8")
+    )
+    with (
+        pytest.raises(OptionError, match="exists; name another output"),
+        partial_output(out, {}, ()),
+    ):
+        pytest.fail("there is nothing to do")
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
 def test_two_processes_do_not_work_on_one_output(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out.gguf.partial"
     folder.mkdir()
@@ -734,6 +766,45 @@ def test_a_disk_that_fills_up_while_the_output_is_written_is_called_full(
         assert not (tmp_path / out).exists()
         report = made(source, tmp_path / out, "int8")
         assert report.num_found == report.num_made
+
+
+def test_what_an_earlier_run_finished_needs_no_space_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    made(source, whole, "q8_0")
+    usage, total = shutil.disk_usage(tmp_path), int(2.2 * whole.stat().st_size)
+
+    def small_disk(path: Path) -> object:
+        pieces = partial.folder_of(out).glob("*.safetensors")
+        return usage._replace(free=total - sum(each.stat().st_size for each in pieces))
+
+    monkeypatch.setattr(shutil, "disk_usage", small_disk)
+    with pytest.raises(Interruption):
+        quantize_model(source, out, QuantizeOptions("q8_0"), interrupted(10))
+    assert made(source, out, "q8_0").num_found == 10
+
+
+def test_the_space_for_a_mixture_is_that_of_its_target(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    checkpoint, needed = open_checkpoint(source), []
+    shapes = [each.shape for name, each in checkpoint.tensors.items() if ".layers." in name]
+    weights = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    for target_bits in (5.0, 8.0):
+        with pytest.raises(DiskError) as refused:
+            made(source, tmp_path / "out", "mixed", target_bits=target_bits)
+        needed.append(int(re.search(r"about (\d+) kB", str(refused.value))[1]) * 1000)
+    assert needed[1] - needed[0] == pytest.approx(2 * weights * 3 / 8, abs=2000)
+
+
+def test_a_folder_whose_name_is_too_long_is_said_in_a_sentence(
+    source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DiskError, match="File name too long"):
+        made(source, tmp_path / ("a" * 256) / "out.gguf", "q4_0")
 
 
 def test_a_damaged_piece_is_named(source: Path, tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from minigen.export.calibrated import extra_names, make_calibrated, read_windows
 from minigen.export.directory_writer import DirectoryOutput
 from minigen.export.gguf_blocks import block_size
 from minigen.export.gguf_writer import GGUFOutput
-from minigen.export.mixture import DEFAULT_TARGET, TOKENS, check_target, choose_bits
+from minigen.export.mixture import (
+    DEFAULT_TARGET,
+    TOKENS,
+    added_bytes,
+    check_target,
+    choose_bits,
+)
 from minigen.export.partial import (
     PartialOutput,
     identity_of,
@@ -72,12 +78,14 @@ def quantize_model(
     refuse_existing(out)
     plan = make_plan(checkpoint, options, to_gguf)
     target_bits = options.target_bits or DEFAULT_TARGET
-    if plan.method == "mixed":
-        check_target(checkpoint, plan, target_bits)
     make_output: type[GGUFOutput | DirectoryOutput] = GGUFOutput if to_gguf else DirectoryOutput
     output = make_output(checkpoint, plan)
+    num_bytes = output.estimated_bytes()
+    if plan.method == "mixed":
+        check_target(checkpoint, plan, target_bits)
+        num_bytes += added_bytes(checkpoint, plan, target_bits)
     windows = read_windows(checkpoint, options)
-    require_space(out.absolute().parent, 2 * output.estimated_bytes())
+    require_space(out, 2 * num_bytes)
     names = (*plan.made, *extra_names(checkpoint, plan, options))
     with partial_output(out, _identity(path, options, to_gguf), names) as partial:
         num_found = sum(partial.has(name) for name in plan.made)

@@ -57,6 +57,13 @@ def check_target(checkpoint: Checkpoint, plan: Plan, target_bits: float) -> None
         )
 
 
+def added_bytes(checkpoint: Checkpoint, plan: Plan, target_bits: float) -> int:
+    """Return by how much the matrices exceed those of the plan if they fill the target."""
+    shapes = {name: checkpoint.tensors[name].shape for name in plan.grids}
+    planned = sum(_num_bytes(plan.grids[n], s, plan.to_gguf) for n, s in shapes.items())
+    return int(sum(map(math.prod, shapes.values())) * target_bits / 8) - planned
+
+
 def choose_bits(
     checkpoint: Checkpoint,
     plan: Plan,
