@@ -920,6 +920,32 @@ def test_a_weight_that_is_no_number_is_named(scheme: str, tmp_path: Path) -> Non
         made(path, tmp_path / out, scheme)
 
 
+@pytest.mark.parametrize("scheme", ["int4", "int8", "gptq", "awq", "mixed"])
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [(1e7, "needs a larger scale than float16 holds"), (1e-9, "all weights would become 0")],
+)
+def test_weights_that_float16_scales_cannot_hold_are_named(
+    weight: float, reason: str, scheme: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path)
+    path.with_name("text.txt").write_text(TEXT * 40, encoding="utf-8")
+    reader = gguf.GGUFReader(path, "r+")
+    next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight").data[:] = weight
+    reader.data.flush()
+    with pytest.raises(WeightsError, match=rf"^model\.layers\.1\.mlp\.down_proj.* {reason}"):
+        made(path, tmp_path / "out", scheme)
+
+
+def test_a_group_of_almost_nothing_is_no_reason_to_refuse_a_matrix() -> None:
+    weight = torch.ones(1, 64)
+    weight[:, 32:] = 1e-9
+    found = round_to_nearest(weight, Grid(4, 32, True), scale_dtype=torch.float16).dequantize()
+    assert found[0, :32].allclose(torch.tensor(1.0), atol=0.1)
+    assert not found[0, 32:].any()
+
+
 def test_a_minimum_that_float16_cannot_hold_is_refused() -> None:
     weight = torch.tensor([[-1e6, 0.0] * 16])
     matrix = round_to_nearest(weight, Grid(4, 32, False))

@@ -19,7 +19,7 @@ from minigen.checkpoint.quant_formats import FORMATS
 from minigen.errors import OptionError
 from minigen.export.gguf_blocks import KIND_OF_GRID, kind_of_grid
 from minigen.export.partial import FLOATING, PartialOutput, Piece
-from minigen.export.pieces import finite
+from minigen.export.pieces import finite, naming
 from minigen.export.plan import Plan
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, rotary_tables
@@ -147,7 +147,9 @@ def _rounded(
     for name in names:
         weight = finite(name, checkpoint.tensors[name].dequantize())
         grid = _grid(plan, name, bits)
-        rounded[name] = round_to_nearest(weight, grid, scale_dtype=plan.scale_dtype).dequantize()
+        with naming(name):
+            matrix = round_to_nearest(weight, grid, scale_dtype=plan.scale_dtype)
+        rounded[name] = matrix.dequantize()
     return rounded
 
 
