@@ -218,8 +218,10 @@ def _scales_of_range(
 
 
 def _steps(low: PerGroup, high: PerGroup, grid: Grid) -> PerGroup:
-    """Return the scales of ranges before they are rounded."""
-    return (high - low) / grid.max_code
+    """Return the scales of ranges before they are rounded; a range may exceed float32."""
+    ranges = high - low
+    halves = 2 * ((high / 2 - low / 2) / grid.max_code)
+    return torch.where(ranges.isinf(), halves, ranges / grid.max_code)
 
 
 def _name_of(dtype: torch.dtype) -> str:
