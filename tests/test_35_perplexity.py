@@ -335,12 +335,15 @@ def test_a_mistake_gets_one_sentence(tiny_directory: Path, tmp_path: Path) -> No
         (("--stride", "64"), OptionError, "stride 64 does not fit windows of 64"),
         (("--max-tokens", "9"), OptionError, "too short for one window of 64"),
         (("--reference-weights", "int8"), OptionError, "needs --reference"),
-        (("--json", tmp_path / "no" / "x.json"), OptionError, "a folder that does not exist"),
+        (("--json", tmp_path / "no" / "x.json"), OptionError, "its folder does not exist"),
+        (("--json", tmp_path), OptionError, "it is a folder"),
+        (("--json", text), OptionError, "would replace the file of --text"),
         (("--reference", other), TokenizerError, "300 tokens, and the reference one of 301"),
     ):
         done = run(*options, *words)
         assert isinstance(done.exception, kind), done.exception
         assert expected in str(done.exception)
+    assert text.read_text("utf-8") == TEXT
 
 
 def test_another_tokenizer_is_refused(tiny_directory: Path, tmp_path: Path) -> None:

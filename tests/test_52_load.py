@@ -293,6 +293,40 @@ def test_bench_serve_reports_a_mistake_in_one_sentence(
     assert f"No server responds at {gone}: start one there (minigen serve)" in err
 
 
+def test_bench_serve_prints_the_report_even_if_a_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeOpenAI().in_thread() as url:
+        code, out, err = bench(
+            *(monkeypatch, capsys, "serve", "--url", url, "--arrivals", "burst"),
+            *("--requests", "3", "--json", "/dev/full"),
+        )
+    assert code == 1
+    assert "completed 3 of 3" in out
+    assert "--json /dev/full cannot be written: No space left on device." in err
+
+
+def test_bench_never_replaces_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, link = tmp_path / "prompts.txt", tmp_path / "link"
+    prompts.write_text("hello\n", encoding="utf-8")
+    link.symlink_to(prompts)
+    new, serve = str(tmp_path / "new"), ("serve", "--dataset", str(prompts))
+    for arguments, said in (
+        ((*serve, "--json", str(prompts)), "would replace the file of --dataset"),
+        ((*serve, "--plot", str(link)), "would replace the file of --dataset"),
+        ((*serve, "--json", new, "--plot", new), "would replace the file of --json"),
+        ((*serve, "--json", str(tmp_path)), "cannot be written: it is a folder"),
+        (("throughput", "--json", f"{new}/x.json"), "its folder does not exist"),
+        (("latency", "--json", f"{new}/x.json"), "its folder does not exist"),
+        (("--json", f"{new}/x.json"), "its folder does not exist"),
+    ):
+        code, _, err = bench(monkeypatch, capsys, *arguments)
+        assert (code, prompts.read_text("utf-8")) == (1, "hello\n")
+        assert said in err
+
+
 def test_bench_serve_without_its_libraries_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

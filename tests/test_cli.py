@@ -1,5 +1,6 @@
 """The command line: answers on stdout alone, one sentence for every mistake, no traceback."""
 
+import errno
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import pytest
 
 from minigen import __version__, hardware, hub
 from minigen.cli import main as cli
+from minigen.config import written
+from minigen.errors import OptionError
 from tests.waiting import PATIENCE
 
 
@@ -214,7 +217,24 @@ def test_bench_refuses_lengths_beyond_the_context_and_files_that_cannot_be_writt
     short = [*few, "--output-tokens", "4", "--json", str(tmp_path / "no" / "numbers.json")]
     status, _, err = main(monkeypatch, capsys, "bench", *short)
     assert status == 1
-    assert "numbers.json cannot be written: No such file or directory." in err
+    assert "numbers.json cannot be written: its folder does not exist." in err
+
+
+def test_a_file_stays_as_it_is_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    file.write_text("old", encoding="utf-8")
+
+    def fill(text: str) -> None:
+        with written("json", file) as part:
+            part.write_text(text, encoding="utf-8")
+            if text == "half":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OptionError, match=r"--json .* cannot be written: No space left"):
+        fill("half")
+    assert file.read_text("utf-8") == "old"
+    fill("new")
+    assert [each.read_text("utf-8") for each in tmp_path.iterdir()] == ["new"]
 
 
 def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path: Path) -> None:
@@ -227,7 +247,8 @@ def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path
     assert done.stdout == run("generate", "abc", *few).stdout
     nowhere = run("generate", "abc", *few, "--trace", str(tmp_path / "no" / "trace.json"))
     assert nowhere.returncode == 1
-    assert "cannot be written" in nowhere.stderr
+    assert "cannot be written: its folder does not exist" in nowhere.stderr
+    assert nowhere.stdout == ""
     assert "Traceback" not in nowhere.stderr
 
 

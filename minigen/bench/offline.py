@@ -77,8 +77,8 @@ def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
             "load": asdict(load),
             "turns": [asdict(turn) for turn in turns],
         }
-        with written("json", json_file):
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:
@@ -210,5 +210,5 @@ def _write(llm: LLM, lengths: Lengths, found: Mapping[str, Any], json_file: Path
         return
     engine = {name: choice for name, choice in llm.describe().items() if name != "model"}
     document = {"engine": engine, "load": asdict(lengths), **found}
-    with written("json", json_file):
-        json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    with written("json", json_file) as file:
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -28,7 +28,7 @@ from minigen.bench.workload import (
     read_prompts,
     read_trace,
 )
-from minigen.config import written
+from minigen.config import check_outputs, written
 from minigen.errors import LoadError, OptionError
 
 DEFAULT_RATE, DEFAULT_REQUESTS, DEFAULT_TOKENS = 4.0, 200, "64"
@@ -113,18 +113,23 @@ def run_serve(
 
     Raises `LoadError` if no request succeeded.
     """
-    for name, path in (("json", json_file), ("plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise OptionError(f"--{name} {path} cannot be written: its folder does not exist.")
+    check_outputs(
+        {"--json": json_file, "--plot": plot},
+        {"--dataset": mix.dataset, "--arrivals": Path(mix.arrivals)},
+    )
     load = mix.plan(target.endpoint)
     started = time.process_time()
     target, outcomes = asyncio.run(_run_load(target, load))
     cpu_seconds = time.process_time() - started
     found = report(outcomes, slos)
+    if found.num_answered:  # before files are written, which may fail
+        usage = all(each.has_usage for each in outcomes if each.error is None)
+        title = f"{target.model} at {target.url}: {mix.words()}"
+        print_report(title, found, usage, cpu_seconds)
     if json_file is not None:
         document = _as_json(target, mix, slos, found, cpu_seconds, outcomes)
-        with written("json", json_file):
-            json_file.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            file.write_text(json.dumps(document) + "\n", encoding="utf-8")
     if plot is not None:
         _draw(outcomes, slos, plot)
     if not found.num_answered:
@@ -133,9 +138,6 @@ def run_serve(
             f"None of {found.num_requests} requests succeeded; {count} failed with: {kind} "
             f"({found.details[kind]})."
         )
-    usage = all(each.has_usage for each in outcomes if each.error is None)
-    title = f"{target.model} at {target.url}: {mix.words()}"
-    print_report(title, found, usage, cpu_seconds)
 
 
 async def _run_load(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Outcome]]:
@@ -171,8 +173,8 @@ async def _run_load(target: Target, load: Sequence[Planned]) -> tuple[Target, li
 def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
     from minigen.bench.figures import load_figure
 
-    with written("plot", plot):
-        load_figure(outcomes, slos).savefig(plot, dpi=150, format="png")
+    with written("plot", plot) as file:
+        load_figure(outcomes, slos).savefig(file, dpi=150, format="png")
     print(f"plot written: {plot}", file=sys.stderr)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minigen.cli.options import DEFAULT_MODEL, Command, flag, load_model, with_options
-from minigen.config import EngineConfig, written
+from minigen.config import EngineConfig, check_outputs, written
 from minigen.errors import OptionError, TokenizerError
 
 if TYPE_CHECKING:
@@ -112,8 +112,14 @@ def perplexity(
     """
     if reference is None and reference_weights is not None:
         raise OptionError("--reference-weights needs --reference, which names the model.")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise OptionError(f"--json {json_file} is in a folder that does not exist.")
+    check_outputs(
+        {"--json": json_file},
+        {
+            "--text": Path(text),
+            "MODEL": Path(model),
+            "--reference": Path(reference) if reference else None,
+        },
+    )
     words = read_text(text)
     cut = Cut(context, stride or max(context // 2, 1), max_tokens, bos)
     with ExitStack() as stack:
@@ -213,8 +219,8 @@ def _measure(measured: Measured, text: str, cut: Cut, json_file: Path | None) ->
     if json_file is not None:
         import json
 
-        with written("json", json_file):
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def check_same_vocabulary(llm: "LLM", other: "LLM", text: str, token_ids: list[int]) -> None:
