@@ -8,6 +8,7 @@ from scipy import stats
 
 from minigen.bench.figures import load_figure
 from minigen.bench.report import Outcome, Slo, Spread, report
+from minigen.cli.bench import serve
 from minigen.errors import OptionError
 from minigen.trace.summary import percentile
 
@@ -75,6 +76,22 @@ def test_a_request_meets_an_objective_or_not() -> None:
     assert Slo("itl", 0.001).is_met(alone)
     assert Slo("tpot", 0.001).is_met(alone)
     assert not any(Slo(each, 100).is_met(failed(0, 1)) for each in ("ttft", "itl", "tpot", "e2e"))
+
+
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=50), st.floats(1e-3, 1))
+def test_an_objective_for_gaps_is_one_for_the_p95_of_the_report(
+    gaps: list[float], seconds: float
+) -> None:
+    request = outcome(0, 0.5, gaps)
+    spread = Spread.of(request.gaps)
+    assert spread is not None
+    assert Slo("itl", seconds).is_met(request) == (spread.p95 <= seconds)
+
+
+def test_the_help_says_which_gaps_meet_an_objective() -> None:
+    assert serve.__doc__ is not None
+    words = " ".join(serve.__doc__.split())
+    assert "A request meets an ITL objective if the p95 of its gaps does." in words
 
 
 def test_goodput_equals_a_count_by_hand() -> None:

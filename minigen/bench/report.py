@@ -19,7 +19,7 @@ from minigen.errors import OptionError
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
-ITL_SHARE = 95  # percent of a request's gaps that must meet the objective for ITL
+ITL_PERCENTILE = 95  # of a request's gaps, which must meet the objective for ITL
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Slo:
     def is_met(self, outcome: Outcome) -> bool:
         """Return whether a request met the objective; for "itl", whether the p95 of its gaps did.
 
+        That p95 is interpolated between two gaps, as in the report.
         A request that lacks the latency (a single token has no TPOT) meets the objective. A failed
         request does not.
         """
@@ -99,7 +100,7 @@ class Slo:
             return False
         if self.latency == "itl":
             gaps = outcome.gaps
-            return not gaps or float(np.percentile(gaps, ITL_SHARE)) <= self.seconds
+            return not gaps or float(np.percentile(gaps, ITL_PERCENTILE)) <= self.seconds
         seconds = getattr(outcome, self.latency)
         return seconds is None or seconds <= self.seconds
 

@@ -168,7 +168,8 @@ def serve(
     TTFT is the time to the first token. ITL is the time from one event of a
     stream to the next, which may contain several tokens. TPOT is the time per
     token after the first, by the server's token count. E2E is the time to the
-    end of the answer. A request meets an ITL objective if 95 % of its gaps do.
+    end of the answer. A request meets an ITL objective if the p95 of its gaps
+    does. Percentiles between two values are interpolated linearly.
 
     minigen bench serve --rate 4 --slo ttft=500ms --slo itl=50ms --plot load.png
     """
