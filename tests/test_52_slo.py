@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from minigen.bench.figures import load_figure
-from minigen.bench.report import Outcome, Slo, Spread, report
+from minigen.bench.report import Outcome, Slo, Spread, print_report, report
 from minigen.cli.bench import serve
 from minigen.errors import OptionError
 from minigen.trace.summary import percentile
@@ -120,6 +120,18 @@ def test_goodput_equals_a_count_by_hand() -> None:
     assert found.itl.max == pytest.approx(6.5)
     assert found.lateness is not None
     assert found.lateness.max == 0
+
+
+def test_a_narrow_table_keeps_its_numbers_and_a_title_is_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "56")
+    outcomes = [outcome(0, 12.5, [1.234] * 20)]
+    print_report("model at http://host/[/b]", report(outcomes), True, 0.0)
+    out = capsys.readouterr().out
+    assert out.count("1,234") >= 8
+    assert out.count("12,500") == 6
+    assert "[/b]" in out
 
 
 def test_a_load_that_failed_completely_still_has_a_report() -> None:

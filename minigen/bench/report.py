@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from minigen.errors import OptionError
@@ -226,10 +227,10 @@ def check_lengths(most: int, context: int) -> None:
 
 def spreads(title: str, rows: dict[str, Spread | None]) -> Table:
     """Return a table of latencies in milliseconds; a dash means that there are no values."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("milliseconds")
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("milliseconds", overflow="fold")
     for column in COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, spread in rows.items():
         cells = ("-" if spread is None else _amount(getattr(spread, each)) for each in COLUMNS)
         table.add_row(name, *cells)

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from minigen import __version__
 from minigen.bench.client import Target, find_model, open_loop, send
 from minigen.bench.report import Outcome, Report, Slo, print_report, report
 from minigen.bench.workload import (
@@ -53,6 +54,11 @@ class RequestMix:
         """
         if self.dataset is None:
             return plan(self._arrivals(), self.seed)
+        if self.arrivals.endswith(".jsonl"):
+            raise OptionError(
+                "A trace sets the lengths and the shared prefixes of its prompts: leave --dataset "
+                "out."
+            )
         if self.input_tokens is not None:
             raise OptionError("--dataset provides the prompts: leave --input-tokens out.")
         prompts = read_prompts(self.dataset)
@@ -73,7 +79,13 @@ class RequestMix:
                     "A trace sets the times and lengths of its requests: leave --rate, "
                     "--input-tokens and --output-tokens out."
                 )
-            return read_trace(Path(self.arrivals))[: self.requests]
+            arrivals = read_trace(Path(self.arrivals))
+            if self.requests is not None and self.requests > len(arrivals):
+                raise OptionError(
+                    f"--requests {self.requests} is more than the {len(arrivals)} requests of the "
+                    f"trace {self.arrivals}."
+                )
+            return arrivals[: self.requests]
         rng = np.random.default_rng(self.seed)
         inputs = Span.parse("input-tokens", self.input_tokens or DEFAULT_TOKENS)
         outputs = Span.parse("output-tokens", self.output_tokens or DEFAULT_TOKENS)
@@ -98,7 +110,10 @@ class RequestMix:
     def _rate(self) -> float:
         rate = DEFAULT_RATE if self.rate is None else self.rate
         if not 0 < rate < 1e6:
-            raise OptionError(f"--rate must be more than 0 requests per second, not {rate:g}.")
+            raise OptionError(
+                "--rate must be more than 0 and less than 1,000,000 requests per second, not "
+                f"{rate:g}."
+            )
         return rate
 
 
@@ -196,7 +211,11 @@ def _as_json(
         "target": target_fields,
         "load": load_fields,
         "slos": [asdict(each) for each in slos],
-        "client": {"aiohttp": version("aiohttp"), "cpu_seconds": cpu_seconds},
+        "client": {
+            "minigen": __version__,
+            "aiohttp": version("aiohttp"),
+            "cpu_seconds": cpu_seconds,
+        },
         "report": found.as_dict(),
         "requests": [asdict(each) for each in outcomes],
     }
