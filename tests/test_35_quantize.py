@@ -183,11 +183,15 @@ def test_blocks_of_a_grid_keep_its_codes(bits: int, symmetric: bool) -> None:
 def test_a_grid_without_a_kind_and_weights_without_a_scale_are_refused() -> None:
     with pytest.raises(OptionError, match="no kind for 3 bits in groups of 64"):
         gguf_blocks.kind_of_grid(3, 64, True)
-    for bad in (float("nan"), float("inf"), 1e6):
+    for bad, kind, said in (
+        (float("nan"), "Q4_0", "has the weight nan, which is not finite"),
+        (float("-inf"), "F32", "has the weight -inf, which is not finite"),
+        (1e6, "Q4_0", "holds finite numbers up to 65504"),
+    ):
         weight = torch.zeros(2, 32)
         weight[1, 3] = bad
-        with pytest.raises(WeightsError, match="holds finite numbers up to 65504"):
-            gguf_blocks.quantize_rows(weight, "Q4_0")
+        with pytest.raises(WeightsError, match=said):
+            gguf_blocks.quantize_rows(weight, kind)
 
 
 # ---- GGUF files
@@ -866,6 +870,7 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(sourc
         ({"scheme": "mixed", "target_bits": 1.0}, "target_bits must be from 2 to 16, not 1.0"),
         ({"scheme": "gptq"}, "The scheme gptq needs calibration, a text file"),
         ({"scheme": "rtn", "calibration_tokens": 0}, "calibration_tokens must be at least 1"),
+        ({"scheme": "q4_k", "calibration_tokens": 99}, "calibration_tokens needs calibration"),
     ],
 )
 def test_options_that_a_scheme_does_not_take_are_refused(given: Any, message: str) -> None:
@@ -918,6 +923,18 @@ def test_a_weight_that_is_no_number_is_named(scheme: str, tmp_path: Path) -> Non
     out = "out.gguf" if SCHEMES[scheme].kind else "out"
     with pytest.raises(WeightsError, match=r"^model\.layers\.1\.mlp\.down_proj\.weight"):
         made(path, tmp_path / out, scheme)
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_a_norm_that_is_no_number_is_named_before_any_work(out: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path)
+    reader = gguf.GGUFReader(path, "r+")
+    next(each for each in reader.tensors if each.name == "output_norm.weight").data[3] = np.nan
+    reader.data.flush()
+    with pytest.raises(WeightsError, match=r"^model\.norm\.weight has a number that is not finite"):
+        made(path, tmp_path / out, "int4")
+    assert not partial.folder_of(tmp_path / out).exists()
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8", "gptq", "awq", "mixed"])

@@ -20,7 +20,7 @@ from minigen.errors import OptionError
 from minigen.export.mixture import loss_names
 from minigen.export.partial import FLOATING, PartialOutput, Piece
 from minigen.export.pieces import dequantize, finite, naming, piece_of, piece_of_matrix
-from minigen.export.plan import Plan, QuantizeOptions
+from minigen.export.plan import CALIBRATION_TOKENS, Plan, QuantizeOptions
 from minigen.quantization.awq import (
     PRECEDING,
     ScaledMatrices,
@@ -63,7 +63,7 @@ def read_windows(
             f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}."
         ) from None
     tokenizer = checkpoint.tokenizer()
-    most = options.calibration_tokens
+    most = options.calibration_tokens or CALIBRATION_TOKENS
     ids = tokenizer.encode(text[: 16 * most], add_special_tokens=False)[:most]
     framed = tokenizer.encode("a")
     first = framed[:1] if framed[:1] == [tokenizer.bos_token_id] else []

@@ -32,7 +32,7 @@ from minigen.export.partial import (
     refuse_existing,
     require_space,
 )
-from minigen.export.pieces import plain_piece
+from minigen.export.pieces import finite, plain_piece
 from minigen.export.plan import Plan, QuantizeOptions, make_plan
 from minigen.hub.pypi import Progress, format_bytes
 
@@ -85,6 +85,9 @@ def quantize_model(
         check_target(checkpoint, plan, target_bits)
         num_bytes += added_bytes(checkpoint, plan, target_bits)
     windows = read_windows(checkpoint, options)
+    for name, tensor in checkpoint.tensors.items():
+        if len(tensor.shape) == 1:  # norms and biases, which are written last
+            finite(name, tensor.dequantize())
     require_space(out, 2 * num_bytes)
     names = (*plan.made, *extra_names(checkpoint, plan, options))
     with partial_output(out, _identity(path, options, to_gguf), names) as partial:
