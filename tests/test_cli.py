@@ -367,6 +367,44 @@ def _peak_kilobytes(model: Path, weights: str) -> int:
     return int(done.stderr.split()[-2])
 
 
+@pytest.mark.parametrize("command", ["generate -", "chat", "perplexity {} --text -"])
+def test_a_closed_stdin_is_an_empty_one(tiny_directory: Path, command: str) -> None:
+    words = command.format(tiny_directory).split()
+    model = [] if "perplexity" in words else ["-m", str(tiny_directory)]
+    ours = [sys.executable, "-m", "minigen", *words, *model]
+    line = ["sh", "-c", '"$@" <&-', "sh", *ours]
+    done = subprocess.run(line, capture_output=True, encoding="utf-8", timeout=120)
+    assert "Traceback" not in done.stderr
+    empty = subprocess.run(ours, capture_output=True, stdin=subprocess.DEVNULL, encoding="utf-8")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        empty.returncode,
+        empty.stdout,
+        empty.stderr,
+    )
+
+
+def test_a_closed_stdout_takes_the_answer(tiny_directory: Path) -> None:
+    ours = [sys.executable, "-m", "minigen", "generate", "abc", "-m", str(tiny_directory)]
+    line = ["sh", "-c", '"$@" >&-', "sh", *ours, "--max-tokens", "2"]
+    done = subprocess.run(line, capture_output=True, encoding="utf-8", timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_whose_path_has_brackets_is_shown_in_the_demo(
+    tiny_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    path = tmp_path / "model[" / "b]"
+    shutil.copytree(tiny_directory, path)
+    model = ("-m", str(path), "--weights", "float32")
+    code, out, err = main(monkeypatch, capsys, "demo", *model, "--max-tokens", "2")
+    assert code == 0, err
+    assert f"from {path}" in out
+
+
 @pytest.mark.model
 def test_doctor_and_demo_run_to_their_end() -> None:
     doctor = run("doctor")

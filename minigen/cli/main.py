@@ -271,8 +271,16 @@ def _print_warning(
         print(warnings.formatwarning(message, category, filename, lineno), file=sys.stderr, end="")
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that are closed (`<&-`) by ones without content."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+
+
 def main() -> None:
     """Run the command line; print errors that a user can cause as a sentence, not a traceback."""
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
     warnings.showwarning = _print_warning  # type: ignore[assignment]
