@@ -1,6 +1,7 @@
 """The options and sockets of an engine, checked before any work starts."""
 
 import json
+import os
 import re
 import reprlib
 from collections.abc import Generator, Mapping, Sequence
@@ -418,10 +419,51 @@ def parse_seconds(name: str, value: str) -> float:
     return sum(float(number) * SECONDS[unit] for number, unit in parts)
 
 
+def check_outputs(
+    outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None] | None = None
+) -> None:
+    """Check before any work that files can be written, and that none replaces another one.
+
+    Keys are the options as they are typed, such as "--json". Raises `OptionError` for an output
+    whose folder does not exist, or that is a folder, an input, or another output.
+    """
+    taken = {name: path for name, path in (inputs or {}).items() if path is not None}
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if not os.path.isdir(path.absolute().parent):
+            raise OptionError(f"{name} {path} cannot be written: its folder does not exist.")
+        if os.path.isdir(path):
+            raise OptionError(f"{name} {path} cannot be written: it is a folder.")
+        for other, theirs in taken.items():
+            if _are_one_file(path, theirs):
+                raise OptionError(f"{name} {path} would replace the file of {other}: name another.")
+        taken[name] = path
+
+
+def _are_one_file(one: Path, other: Path) -> bool:
+    if os.path.isfile(one) and os.path.isfile(other):
+        return os.path.samefile(one, other)
+    return not os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other)
+
+
 @contextmanager
-def written(option: str, path: Path) -> Generator[None, None, None]:
-    """Raise an `OptionError` that names the option if the block cannot write its file."""
+def written(option: str, path: Path) -> Generator[Path, None, None]:
+    """Yield a path to write to, which replaces the option's file when the block is complete.
+
+    So a file that exists stays as it is until then. What is no ordinary file, such as a pipe, is
+    written to directly. Raises an `OptionError` that names the option if that fails.
+    """
+    target = Path(os.path.realpath(path))
+    direct = os.path.exists(target) and not os.path.isfile(target)
+    part = target if direct else target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        yield
+        try:
+            yield part
+            if not direct:
+                os.replace(part, target)
+        finally:
+            if not direct:
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise OptionError(f"--{option} {path} cannot be written: {error.strerror}.") from error

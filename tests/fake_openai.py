@@ -20,7 +20,8 @@ class FakeOpenAI:
 
     `fault` selects a failure: "429", "every other 429", "cut" (closes in mid-stream), "torn"
     (closes within a chunk), "gone" (closes before an answer), "silent" (never answers), "html",
-    "broken" (no JSON), "error event", "empty" (no text), or "" for none.
+    "broken" (no JSON), "deep" (nested too deeply), "error event", "empty" (no text), "no count"
+    (usage without completion_tokens), or "" for none. The text of a chat is in `delta`.
     """
 
     wait: float = 0.0
@@ -28,7 +29,8 @@ class FakeOpenAI:
     per_event: int = 1
     usage: bool = True
     fault: str = ""
-    models: tuple[str, ...] = ("fake",)
+    delta: str = "content"
+    models: tuple[object, ...] = ("fake",)
     key: str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -119,10 +121,12 @@ class FakeOpenAI:
                 return
             if first and self.fault == "broken":
                 writer.write(b"data: {not json\n\n")
+            if first and self.fault == "deep":
+                writer.write(b"data: " + b"[" * 100_000 + b"\n\n")
             if first and self.fault == "error event":
                 self._tell(writer, {"error": {"message": "out of memory"}})
             self._tell(
-                writer, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]}
+                writer, {"choices": [{"delta": {self.delta: text}} if chat else {"text": text}]}
             )
             await writer.drain()
             await asyncio.sleep(self.gap)
@@ -130,6 +134,8 @@ class FakeOpenAI:
         if self.usage and body["stream_options"]["include_usage"]:
             words = len(str(body.get("prompt", "")).split())
             counts = {"prompt_tokens": words, "completion_tokens": num_tokens}
+            if self.fault == "no count":
+                del counts["completion_tokens"]
             self._tell(writer, {"choices": [], "usage": counts})
         writer.write(b"data: [DONE]\r\n\r\n")
         await writer.drain()

@@ -595,3 +595,15 @@ def test_the_speeds_that_auto_compares_are_those_of_undisturbed_runs(
     found = compile_module._fewest_seconds(runs)
     assert found == pytest.approx({"compiled": 1.0, "torch": 2.0})
     assert turns[:4] == ["compiled", "torch"] * 2
+
+
+def test_an_empty_mark_means_that_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_cache, "FOLDER", tmp_path)
+    code_cache.report_compiled("int4", "bfloat16", {"compiled": 1.0})
+    assert code_cache.is_compiled("int4")
+    assert code_cache.speeds("int4") == {"compiled": 1.0}
+    next(tmp_path.iterdir()).write_bytes(b"")
+    assert not code_cache.is_compiled("int4")
+    assert code_cache.speeds("int4") == {}

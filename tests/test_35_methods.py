@@ -109,11 +109,13 @@ def test_scales_zeros_and_packed_codes_are_those_of_compressed_tensors(bits, sym
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_extreme_groups_stay_finite(symmetric, scale_dtype) -> None:
-    rows = [[0.0] * 4, [1e-45] * 4, [1e-45, 0, 0, 3.0], [3e38, -3e38, 0, 1.0], [-2.0] * 4]
+    most = 3e38 if scale_dtype != torch.float16 else 3e5
+    rows = [[0.0] * 4, [1e-45] * 4, [1e-45, 0, 0, 3.0], [most, -most, 0, 1.0], [-2.0] * 4]
     quantized = round_to_nearest(torch.tensor(rows), Grid(4, 2, symmetric), scale_dtype=scale_dtype)
     assert torch.isfinite(quantized.dequantize()).all()
     assert torch.equal(quantized.scales.to(scale_dtype).float(), quantized.scales)
     assert quantized.dequantize()[0].tolist() == [0.0] * 4
+    assert quantized.dequantize()[3, 0] == pytest.approx(most, rel=0.1)
 
 
 def test_minima_that_need_not_be_whole_represent_a_q4_1_block_exactly() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -161,6 +163,14 @@ def test_the_interval_is_the_one_of_scipy() -> None:
     assert found.interval == pytest.approx((expected.low, expected.high), rel=0.01)
 
 
+def test_a_perplexity_beyond_all_numbers_is_infinite_and_its_logarithm_is_not() -> None:
+    scores = TokenScores(np.arange(20).repeat(3), -np.linspace(700, 800, 60))
+    result = summarize_scores(scores)
+    assert result.mean_nll.value == pytest.approx(750)
+    assert str(result.perplexity) == "inf [inf, inf]"
+    assert result.mean_nll.interval == pytest.approx((737, 763), abs=3)
+
+
 def test_a_ratio_is_paired() -> None:
     """What makes a window hard for both models does not widen the ratio's interval."""
     rng = np.random.default_rng(1)
@@ -285,8 +295,8 @@ def test_the_command_prints_and_writes_what_it_measured(
     assert found["perplexity"]["value"] > 1
     assert found["comparison"]["kl"]["value"] == 0
     about = found["model"]
-    assert about["bits_per_weight"] == 32
-    assert about["bytes"] == found["reference"]["bytes"] > TINY_VOCAB * 48 * 4
+    assert about["stored_bits_per_weight"] == 32
+    assert about["stored_bytes"] == found["reference"]["stored_bytes"] > TINY_VOCAB * 48 * 4
     shown = " ".join(done.output.split())
     for words in (
         "stride 32, BOS (token 1)",
@@ -302,6 +312,25 @@ def test_the_command_prints_and_writes_what_it_measured(
     found = json.loads(file.read_text("utf-8"))
     assert (found["bos_token_id"], found["tokens"], found["num_scored"]) == (None, 65, 64)
     assert found["reference"] is found["comparison"] is None
+
+
+def test_a_broken_model_has_null_for_its_perplexity_in_json(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    broken, text, file = tmp_path / "broken", tmp_path / "text.txt", tmp_path / "found.json"
+    shutil.copytree(tiny_directory, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"] *= 1e5
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    text.write_text(TEXT, encoding="utf-8")
+    options = ("--weights", "float32", "--text", text, "--context", "64", "--json", file)
+    done = run(broken, *options)
+    assert done.exception is None, done.exception
+    shown = " ".join(done.output.split())
+    assert "perplexity inf [inf, inf] its logarithm" in shown
+    found = json.loads(file.read_text("utf-8"), parse_constant=pytest.fail)
+    assert found["perplexity"] == {"value": None, "interval": [None, None]}
+    assert found["mean_nll"]["value"] > 710
 
 
 def test_texts_come_from_files_from_stdin_and_from_python(tmp_path: Path) -> None:
@@ -335,12 +364,15 @@ def test_a_mistake_gets_one_sentence(tiny_directory: Path, tmp_path: Path) -> No
         (("--stride", "64"), OptionError, "stride 64 does not fit windows of 64"),
         (("--max-tokens", "9"), OptionError, "too short for one window of 64"),
         (("--reference-weights", "int8"), OptionError, "needs --reference"),
-        (("--json", tmp_path / "no" / "x.json"), OptionError, "a folder that does not exist"),
+        (("--json", tmp_path / "no" / "x.json"), OptionError, "its folder does not exist"),
+        (("--json", tmp_path), OptionError, "it is a folder"),
+        (("--json", text), OptionError, "would replace the file of --text"),
         (("--reference", other), TokenizerError, "300 tokens, and the reference one of 301"),
     ):
         done = run(*options, *words)
         assert isinstance(done.exception, kind), done.exception
         assert expected in str(done.exception)
+    assert text.read_text("utf-8") == TEXT
 
 
 def test_another_tokenizer_is_refused(tiny_directory: Path, tmp_path: Path) -> None:

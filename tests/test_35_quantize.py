@@ -2,6 +2,8 @@
 
 import errno
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -181,11 +183,15 @@ def test_blocks_of_a_grid_keep_its_codes(bits: int, symmetric: bool) -> None:
 def test_a_grid_without_a_kind_and_weights_without_a_scale_are_refused() -> None:
     with pytest.raises(OptionError, match="no kind for 3 bits in groups of 64"):
         gguf_blocks.kind_of_grid(3, 64, True)
-    for bad in (float("nan"), float("inf"), 1e6):
+    for bad, kind, said in (
+        (float("nan"), "Q4_0", "has the weight nan, which is not finite"),
+        (float("-inf"), "F32", "has the weight -inf, which is not finite"),
+        (1e6, "Q4_0", "holds finite numbers up to 65504"),
+    ):
         weight = torch.zeros(2, 32)
         weight[1, 3] = bad
-        with pytest.raises(WeightsError, match="holds finite numbers up to 65504"):
-            gguf_blocks.quantize_rows(weight, "Q4_0")
+        with pytest.raises(WeightsError, match=said):
+            gguf_blocks.quantize_rows(weight, kind)
 
 
 # ---- GGUF files
@@ -679,6 +685,36 @@ def test_a_changed_configuration_is_another_source(tmp_path: Path) -> None:
         made(tmp_path / "in", tmp_path / "out", "int8")
 
 
+def test_another_model_with_equal_ends_and_size_is_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_HASHED", 64)
+    source, out = tmp_path / "tiny.gguf", tmp_path / "out.gguf"
+    write_tiny(source)
+    with pytest.raises(Interruption):
+        quantize_model(source, out, QuantizeOptions("q4_0"), interrupted(3))
+    reader = gguf.GGUFReader(source, "r+")
+    next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight").data[:] = 1
+    reader.data.flush()
+    with pytest.raises(OptionError, match=r"another source \(tiny\.gguf was changed, replaced or"):
+        made(source, out, "q4_0")
+
+
+def test_an_output_finished_by_another_process_meanwhile_is_found_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(
+        FileLock, "acquire", lambda lock, timeout: out.write_text("theirs", encoding="utf-8")
+    )
+    with (
+        pytest.raises(OptionError, match="exists; name another output"),
+        partial_output(out, {}, ()),
+    ):
+        pytest.fail("there is nothing to do")
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
 def test_two_processes_do_not_work_on_one_output(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out.gguf.partial"
     folder.mkdir()
@@ -734,6 +770,45 @@ def test_a_disk_that_fills_up_while_the_output_is_written_is_called_full(
         assert not (tmp_path / out).exists()
         report = made(source, tmp_path / out, "int8")
         assert report.num_found == report.num_made
+
+
+def test_what_an_earlier_run_finished_needs_no_space_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    made(source, whole, "q8_0")
+    usage, total = shutil.disk_usage(tmp_path), int(2.2 * whole.stat().st_size)
+
+    def small_disk(path: Path) -> object:
+        pieces = partial.folder_of(out).glob("*.safetensors")
+        return usage._replace(free=total - sum(each.stat().st_size for each in pieces))
+
+    monkeypatch.setattr(shutil, "disk_usage", small_disk)
+    with pytest.raises(Interruption):
+        quantize_model(source, out, QuantizeOptions("q8_0"), interrupted(10))
+    assert made(source, out, "q8_0").num_found == 10
+
+
+def test_the_space_for_a_mixture_is_that_of_its_target(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    checkpoint, needed = open_checkpoint(source), []
+    shapes = [each.shape for name, each in checkpoint.tensors.items() if ".layers." in name]
+    weights = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    for target_bits in (5.0, 8.0):
+        with pytest.raises(DiskError) as refused:
+            made(source, tmp_path / "out", "mixed", target_bits=target_bits)
+        needed.append(int(re.search(r"about (\d+) kB", str(refused.value))[1]) * 1000)
+    assert needed[1] - needed[0] == pytest.approx(2 * weights * 3 / 8, abs=2000)
+
+
+def test_a_folder_whose_name_is_too_long_is_said_in_a_sentence(
+    source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DiskError, match="File name too long"):
+        made(source, tmp_path / ("a" * 256) / "out.gguf", "q4_0")
 
 
 def test_a_damaged_piece_is_named(source: Path, tmp_path: Path) -> None:
@@ -795,6 +870,7 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(sourc
         ({"scheme": "mixed", "target_bits": 1.0}, "target_bits must be from 2 to 16, not 1.0"),
         ({"scheme": "gptq"}, "The scheme gptq needs calibration, a text file"),
         ({"scheme": "rtn", "calibration_tokens": 0}, "calibration_tokens must be at least 1"),
+        ({"scheme": "q4_k", "calibration_tokens": 99}, "calibration_tokens needs calibration"),
     ],
 )
 def test_options_that_a_scheme_does_not_take_are_refused(given: Any, message: str) -> None:
@@ -847,6 +923,44 @@ def test_a_weight_that_is_no_number_is_named(scheme: str, tmp_path: Path) -> Non
     out = "out.gguf" if SCHEMES[scheme].kind else "out"
     with pytest.raises(WeightsError, match=r"^model\.layers\.1\.mlp\.down_proj\.weight"):
         made(path, tmp_path / out, scheme)
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_a_norm_that_is_no_number_is_named_before_any_work(out: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path)
+    reader = gguf.GGUFReader(path, "r+")
+    next(each for each in reader.tensors if each.name == "output_norm.weight").data[3] = np.nan
+    reader.data.flush()
+    with pytest.raises(WeightsError, match=r"^model\.norm\.weight has a number that is not finite"):
+        made(path, tmp_path / out, "int4")
+    assert not partial.folder_of(tmp_path / out).exists()
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8", "gptq", "awq", "mixed"])
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [(1e7, "needs a larger scale than float16 holds"), (1e-9, "all weights would become 0")],
+)
+def test_weights_that_float16_scales_cannot_hold_are_named(
+    weight: float, reason: str, scheme: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path)
+    path.with_name("text.txt").write_text(TEXT * 40, encoding="utf-8")
+    reader = gguf.GGUFReader(path, "r+")
+    next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight").data[:] = weight
+    reader.data.flush()
+    with pytest.raises(WeightsError, match=rf"^model\.layers\.1\.mlp\.down_proj.* {reason}"):
+        made(path, tmp_path / "out", scheme)
+
+
+def test_a_group_of_almost_nothing_is_no_reason_to_refuse_a_matrix() -> None:
+    weight = torch.ones(1, 64)
+    weight[:, 32:] = 1e-9
+    found = round_to_nearest(weight, Grid(4, 32, True), scale_dtype=torch.float16).dequantize()
+    assert found[0, :32].allclose(torch.tensor(1.0), atol=0.1)
+    assert not found[0, 32:].any()
 
 
 def test_a_minimum_that_float16_cannot_hold_is_refused() -> None:

@@ -175,6 +175,33 @@ def test_a_files_prompts_are_used_in_order(tmp_path: Path) -> None:
         read_prompts(tmp_path / "nowhere.txt")
 
 
+def test_a_line_ends_at_a_line_feed_alone_and_a_byte_order_mark_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffone\u2028two\x0cthree\x85\r\nfour\n".encode())
+    assert read_prompts(path) == ["one\u2028two\x0cthree\x85", "four"]
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_bytes('\ufeff{"prompt": "one\u2028two"}\n'.encode())
+    assert read_prompts(lines) == ["one\u2028two"]
+    arrivals = tmp_path / "trace.jsonl"
+    arrivals.write_bytes(f"\ufeff{json.dumps(request())}\r\n".encode())
+    assert len(read_trace(arrivals)) == 1
+
+
+def test_json_that_python_cannot_hold_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for text, said in (("[" * 100_000, "nested too deeply"), (f"[{'1' * 5000}]", "4300 digits")):
+        path.write_text(text, encoding="utf-8")
+        for read in (read_prompts, read_trace):
+            with pytest.raises(LoadError, match=f"line 1: .*{said}"):
+                read(path)
+
+
+def test_each_hash_has_its_own_block_also_if_it_is_negative() -> None:
+    plus, minus = (Arrival(0, 20, 1, (each,)) for each in (5, -5))
+    one, two = plan([plus, minus], 0)
+    assert one.prompt != two.prompt
+
+
 def asked(**options: object) -> RequestMix:
     nothing = dict.fromkeys(("rate", "requests", "input_tokens", "output_tokens", "dataset"))
     return RequestMix(**{"arrivals": "poisson", **nothing, "seed": 0, **options})  # type: ignore[arg-type]
@@ -203,7 +230,7 @@ def test_options_of_a_load_become_its_requests(tmp_path: Path) -> None:
 
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    messages = tmp_path / "chats.jsonl"
+    messages, path = tmp_path / "chats.jsonl", trace(tmp_path, request())
     messages.write_text('{"messages": [{"role": "user", "content": "hi"}]}', encoding="utf-8")
     for wrong, said in (
         ({"arrivals": "sometimes"}, "--arrivals must be poisson, constant, burst"),
@@ -212,6 +239,9 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         ({"arrivals": "t.jsonl", "input_tokens": "4"}, "A trace sets the times"),
         ({"rate": 0.0}, "--rate must be more than 0"),
         ({"rate": float("nan")}, "--rate must be more than 0"),
+        ({"rate": 1e6}, "less than 1,000,000 requests per second, not 1e"),
+        ({"arrivals": "t.jsonl", "dataset": messages}, "leave --dataset out"),
+        ({"arrivals": str(path), "requests": 2}, "--requests 2 is more than the 1 requests"),
         ({"dataset": messages, "input_tokens": "4"}, "leave --input-tokens out"),
         ({"dataset": messages}, "need --endpoint chat"),
         ({"input_tokens": "x"}, "--input-tokens must be a number"),

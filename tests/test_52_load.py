@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from minigen import __version__
 from minigen.bench.client import Clock, Target, find_model, open_loop, send
 from minigen.bench.report import Outcome
 from minigen.bench.workload import Planned
@@ -75,6 +76,22 @@ def test_without_usage_events_are_counted_and_eos_stops_on_request() -> None:
     assert "ignore_eos" not in server.bodies[0]
 
 
+def test_usage_without_a_count_of_tokens_is_no_usage() -> None:
+    outcome = put_one(FakeOpenAI(fault="no count", per_event=2))
+    assert (outcome.output_tokens, outcome.has_usage, outcome.error) == (2, False, None)
+
+
+@pytest.mark.parametrize("delta", ["content", "reasoning_content", "reasoning"])
+def test_text_and_reasoning_are_timed_under_each_name_that_servers_have(delta: str) -> None:
+    outcome = put_one(FakeOpenAI(delta=delta), endpoint="chat")
+    assert (len(outcome.text_times), outcome.error) == (4, None)
+
+
+def test_an_answer_that_ends_at_once_is_an_answer() -> None:
+    (outcome,) = put(FakeOpenAI(fault="empty"), requests(0.0, output_tokens=1))
+    assert (outcome.error, outcome.output_tokens, outcome.ttft) == (None, 1, None)
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "detail"),
     [
@@ -84,6 +101,7 @@ def test_without_usage_events_are_counted_and_eos_stops_on_request() -> None:
         ("gone", "connection lost", "Server disconnected"),
         ("html", "no event stream", "text/html"),
         ("broken", "no JSON in the stream", "not json"),
+        ("deep", "no JSON in the stream", "[[["),
         ("error event", "error in the stream", "out of memory"),
         ("empty", "no text", "no text"),
         ("silent", "timed out", "after 0.1 s"),
@@ -174,6 +192,8 @@ def test_the_model_is_the_servers_only_one_or_the_requested_one() -> None:
     assert found(FakeOpenAI(key="k"), api_key="k") == "fake"
     with pytest.raises(LoadError, match="not list just one model: give --model with one of a, b"):
         found(FakeOpenAI(models=("a", "b")))
+    assert found(FakeOpenAI(models=(5,))) == "5"
+    assert found(FakeOpenAI(models=(None,)), "c") == "c"
     with pytest.raises(LoadError, match="no model 'c': give --model with one of a, b"):
         found(FakeOpenAI(models=("a", "b")), "c")
     with pytest.raises(LoadError, match=r"requires a key .* --api-key"):
@@ -187,6 +207,8 @@ def test_an_impossible_target_is_refused() -> None:
         ({"url": "http://"}, "--url must be like"),
         ({"url": "http://host", "endpoint": "embeddings"}, "--endpoint must be completions or"),
         ({"url": "http://host", "timeout": 0.0}, "--timeout must be more than 0 seconds"),
+        ({"url": "http://host", "timeout": float("inf")}, "and finite, not inf"),
+        ({"url": "http://host", "api_key": "a\nb"}, "--api-key has a character"),
     ):
         with pytest.raises(OptionError, match=said):
             Target(**wrong)  # type: ignore[arg-type]
@@ -293,6 +315,40 @@ def test_bench_serve_reports_a_mistake_in_one_sentence(
     assert f"No server responds at {gone}: start one there (minigen serve)" in err
 
 
+def test_bench_serve_prints_the_report_even_if_a_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeOpenAI().in_thread() as url:
+        code, out, err = bench(
+            *(monkeypatch, capsys, "serve", "--url", url, "--arrivals", "burst"),
+            *("--requests", "3", "--json", "/dev/full"),
+        )
+    assert code == 1
+    assert "completed 3 of 3" in out
+    assert "--json /dev/full cannot be written: No space left on device." in err
+
+
+def test_bench_never_replaces_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, link = tmp_path / "prompts.txt", tmp_path / "link"
+    prompts.write_text("hello\n", encoding="utf-8")
+    link.symlink_to(prompts)
+    new, serve = str(tmp_path / "new"), ("serve", "--dataset", str(prompts))
+    for arguments, said in (
+        ((*serve, "--json", str(prompts)), "would replace the file of --dataset"),
+        ((*serve, "--plot", str(link)), "would replace the file of --dataset"),
+        ((*serve, "--json", new, "--plot", new), "would replace the file of --json"),
+        ((*serve, "--json", str(tmp_path)), "cannot be written: it is a folder"),
+        (("throughput", "--json", f"{new}/x.json"), "its folder does not exist"),
+        (("latency", "--json", f"{new}/x.json"), "its folder does not exist"),
+        (("--json", f"{new}/x.json"), "its folder does not exist"),
+    ):
+        code, _, err = bench(monkeypatch, capsys, *arguments)
+        assert (code, prompts.read_text("utf-8")) == (1, "hello\n")
+        assert said in err
+
+
 def test_bench_serve_without_its_libraries_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +376,8 @@ def test_bench_throughput_answers_all_requests_at_once(
     assert (found["requests"], found["output_tokens"]) == (6, 18)
     assert 24 <= found["input_tokens"] <= 54
     assert found["requests_per_second"] == pytest.approx(6 / found["seconds"])
+    assert found["minigen"] == __version__
+    assert found["engine"]["model"] == f"llama, safetensors (F32), from {tiny_directory.name}"
     assert str(tiny_directory) not in numbers.read_text("utf-8")
     code, _, err = bench(monkeypatch, capsys, "throughput", *model, "--input-tokens", "4-900")
     assert code == 1
@@ -340,6 +398,26 @@ def test_bench_latency_measures_one_request_after_the_other(
     assert "time to first token" in out
     seconds = json.loads(numbers.read_text("utf-8"))["seconds"]
     assert seconds["e2e"]["max"] >= seconds["ttft"]["max"] > seconds["itl"]["p50"] > 0
+    assert seconds["tpot"]["mean"] == pytest.approx(seconds["itl"]["mean"])
+    assert "speculation" not in out
+    ngram = ["--speculative-config", '{"method": "ngram"}']
+    code, out, err = bench(monkeypatch, capsys, "latency", *model, *load, *ngram)
+    assert code == 0, err
+    assert "with speculation, the tokens of one step arrive together" in out
+
+
+def test_a_load_that_fills_the_context_is_warmed_up_within_it(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", str(tiny_directory), "--weights", "float32"]
+    for few, num_in, num_out in (
+        (["throughput", "--requests", "1"], 127, 1),
+        (["latency", "--turns", "1"], 127, 1),
+        (["--requests", "1", "--turns", "1"], 126, 2),
+    ):
+        lengths = ["--input-tokens", str(num_in), "--output-tokens", str(num_out)]
+        code, _, err = bench(monkeypatch, capsys, *few, *model, *lengths)
+        assert code == 0, err
 
 
 def test_an_option_of_the_summary_before_a_command_is_refused(

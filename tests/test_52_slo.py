@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from minigen.bench.figures import load_figure
-from minigen.bench.report import Outcome, Slo, Spread, report
+from minigen.bench.report import Outcome, Slo, Spread, print_report, report
+from minigen.cli.bench import serve
 from minigen.errors import OptionError
 from minigen.trace.summary import percentile
 
@@ -77,6 +78,22 @@ def test_a_request_meets_an_objective_or_not() -> None:
     assert not any(Slo(each, 100).is_met(failed(0, 1)) for each in ("ttft", "itl", "tpot", "e2e"))
 
 
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=50), st.floats(1e-3, 1))
+def test_an_objective_for_gaps_is_one_for_the_p95_of_the_report(
+    gaps: list[float], seconds: float
+) -> None:
+    request = outcome(0, 0.5, gaps)
+    spread = Spread.of(request.gaps)
+    assert spread is not None
+    assert Slo("itl", seconds).is_met(request) == (spread.p95 <= seconds)
+
+
+def test_the_help_says_which_gaps_meet_an_objective() -> None:
+    assert serve.__doc__ is not None
+    words = " ".join(serve.__doc__.split())
+    assert "A request meets an ITL objective if the p95 of its gaps does." in words
+
+
 def test_goodput_equals_a_count_by_hand() -> None:
     """Of six requests in 10 s, two fail, one starts slowly, one continues slowly: two are good."""
     outcomes = [
@@ -103,6 +120,18 @@ def test_goodput_equals_a_count_by_hand() -> None:
     assert found.itl.max == pytest.approx(6.5)
     assert found.lateness is not None
     assert found.lateness.max == 0
+
+
+def test_a_narrow_table_keeps_its_numbers_and_a_title_is_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "56")
+    outcomes = [outcome(0, 12.5, [1.234] * 20)]
+    print_report("model at http://host/[/b]", report(outcomes), True, 0.0)
+    out = capsys.readouterr().out
+    assert out.count("1,234") >= 8
+    assert out.count("12,500") == 6
+    assert "[/b]" in out
 
 
 def test_a_load_that_failed_completely_still_has_a_report() -> None:

@@ -1,5 +1,6 @@
 """The command line: answers on stdout alone, one sentence for every mistake, no traceback."""
 
+import errno
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import pytest
 
 from minigen import __version__, hardware, hub
 from minigen.cli import main as cli
+from minigen.config import written
+from minigen.errors import OptionError
 from tests.waiting import PATIENCE
 
 
@@ -214,7 +217,24 @@ def test_bench_refuses_lengths_beyond_the_context_and_files_that_cannot_be_writt
     short = [*few, "--output-tokens", "4", "--json", str(tmp_path / "no" / "numbers.json")]
     status, _, err = main(monkeypatch, capsys, "bench", *short)
     assert status == 1
-    assert "numbers.json cannot be written: No such file or directory." in err
+    assert "numbers.json cannot be written: its folder does not exist." in err
+
+
+def test_a_file_stays_as_it_is_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    file.write_text("old", encoding="utf-8")
+
+    def fill(text: str) -> None:
+        with written("json", file) as part:
+            part.write_text(text, encoding="utf-8")
+            if text == "half":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OptionError, match=r"--json .* cannot be written: No space left"):
+        fill("half")
+    assert file.read_text("utf-8") == "old"
+    fill("new")
+    assert [each.read_text("utf-8") for each in tmp_path.iterdir()] == ["new"]
 
 
 def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path: Path) -> None:
@@ -227,7 +247,8 @@ def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path
     assert done.stdout == run("generate", "abc", *few).stdout
     nowhere = run("generate", "abc", *few, "--trace", str(tmp_path / "no" / "trace.json"))
     assert nowhere.returncode == 1
-    assert "cannot be written" in nowhere.stderr
+    assert "cannot be written: its folder does not exist" in nowhere.stderr
+    assert nowhere.stdout == ""
     assert "Traceback" not in nowhere.stderr
 
 
@@ -344,6 +365,44 @@ def _peak_kilobytes(model: Path, weights: str) -> int:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert "Paris" in done.stdout
     return int(done.stderr.split()[-2])
+
+
+@pytest.mark.parametrize("command", ["generate -", "chat", "perplexity {} --text -"])
+def test_a_closed_stdin_is_an_empty_one(tiny_directory: Path, command: str) -> None:
+    words = command.format(tiny_directory).split()
+    model = [] if "perplexity" in words else ["-m", str(tiny_directory)]
+    ours = [sys.executable, "-m", "minigen", *words, *model]
+    line = ["sh", "-c", '"$@" <&-', "sh", *ours]
+    done = subprocess.run(line, capture_output=True, encoding="utf-8", timeout=120)
+    assert "Traceback" not in done.stderr
+    empty = subprocess.run(ours, capture_output=True, stdin=subprocess.DEVNULL, encoding="utf-8")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        empty.returncode,
+        empty.stdout,
+        empty.stderr,
+    )
+
+
+def test_a_closed_stdout_takes_the_answer(tiny_directory: Path) -> None:
+    ours = [sys.executable, "-m", "minigen", "generate", "abc", "-m", str(tiny_directory)]
+    line = ["sh", "-c", '"$@" >&-', "sh", *ours, "--max-tokens", "2"]
+    done = subprocess.run(line, capture_output=True, encoding="utf-8", timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_whose_path_has_brackets_is_shown_in_the_demo(
+    tiny_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    path = tmp_path / "model[" / "b]"
+    shutil.copytree(tiny_directory, path)
+    model = ("-m", str(path), "--weights", "float32")
+    code, out, err = main(monkeypatch, capsys, "demo", *model, "--max-tokens", "2")
+    assert code == 0, err
+    assert f"from {path}" in out
 
 
 @pytest.mark.model

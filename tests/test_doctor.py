@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -291,6 +292,18 @@ def test_two_files_are_compared_without_measuring_anything(
     assert "float32, torch: the same bits in every stage" in done.stdout
 
 
+def test_reports_of_the_same_name_are_named_by_their_folders(
+    file: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(file, tmp_path / folder / "report.json")
+    status, out, _ = run(monkeypatch, capsys, "--compare", "one/report.json", "other/report.json")
+    assert status == 0
+    assert f"{Path('one/report.json')}  |  {Path('other/report.json')}" in out
+
+
 def test_one_file_is_compared_with_this_machine(
     report: Report, file: Path, monkeypatch, capsys
 ) -> None:
@@ -318,6 +331,9 @@ def cut(text: str) -> str:
         (lambda text: "hello", "is not JSON (line 1)"),
         (lambda text: "", "is not JSON (line 1)"),
         (lambda text: "[" * 100_000, "is not JSON"),
+        (lambda text: f"[{'1' * 5000}]", "cannot be read: Exceeds the limit (4300 digits)"),
+        (lambda text: re.sub('"read": [^,]*', f'"read": 1{"0" * 400}', text), "a finite number"),
+        (lambda text: re.sub('"read": [^,]*', '"read": 1e999', text), "read should be a finite"),
         (lambda text: "[1]", "is JSON but not a report of minigen doctor"),
         (lambda text: "{}", "is JSON but not a report of minigen doctor"),
         (cut, "is cut short: its JSON has no end"),

@@ -127,6 +127,12 @@ def test_a_folder_with_a_config_is_itself(tmp_path: Path) -> None:
     )
 
 
+def test_a_gguf_whose_suffix_is_in_capitals_is_one(tmp_path: Path) -> None:
+    (tmp_path / "model.GGUF").touch()
+    assert hub.find(str(tmp_path / "model.GGUF")) == tmp_path / "model.GGUF"
+    assert hub.find(str(tmp_path)) == tmp_path / "model.GGUF"
+
+
 def test_a_gguf_is_itself_and_a_folder_with_only_one_is_that_one(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     assert hub.find(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"

@@ -7,6 +7,7 @@ model says.
 import json
 import random
 import re
+import tracemalloc
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
@@ -447,6 +448,30 @@ def test_finished_answers_are_bounded() -> None:
         proposer.end(done)
     known = [proposer.propose([sequence([9, 11, 12], str(salt))], [1])[0] for salt in range(20)]
     assert known == [[]] * 17 + [[13]] * 3
+
+
+def test_the_latest_answers_stay_when_older_ones_of_the_same_salt_are_forgotten() -> None:
+    proposer, start = SuffixProposer(2, 4, most_tokens=100), 0
+    for start in range(0, 2000, 100):
+        done = sequence([1, 2, 3, 4, *range(start, start + 21)], output=21)
+        done.finish_reason = "stop"
+        proposer.end(done)
+        for earlier in range(max(start - 100, 0), start + 100, 100):
+            drafts = proposer.propose([sequence([9, earlier + 5, earlier + 6])], [2])
+            assert drafts == [[earlier + 7, earlier + 8]]
+    assert proposer.propose([sequence([9, start - 995, start - 994])], [2]) == [[]]
+
+
+def test_long_runs_take_no_more_memory_than_short_ones() -> None:
+    rng, sizes = random.Random(0), []
+    text = [rng.randrange(50_000) for _ in range(2000)]
+    for longest in (2, 64):
+        index = NgramIndex(2, longest)
+        tracemalloc.start()
+        index.extend(text)
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ standard's "Server-sent events".
 import asyncio
 import errno
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -61,6 +62,11 @@ async def open_loop(
 
 KEEP_ALIVE = 2.0  # seconds: shorter than servers', so that none closes a connection we then reuse
 PATHS = {"completions": "completions", "chat": "chat/completions"}
+TEXTS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+)  # of a delta; servers name reasoning differently
 MOST_DETAIL = 300  # characters of a server's error message that are stored
 
 
@@ -86,8 +92,12 @@ class Target:
             raise OptionError(f"--url must be like http://127.0.0.1:8000, not {self.url!r}.")
         if self.endpoint not in PATHS:
             raise OptionError(f"--endpoint must be {' or '.join(PATHS)}, not {self.endpoint!r}.")
-        if not self.timeout > 0:
-            raise OptionError(f"--timeout must be more than 0 seconds, not {self.timeout:g}.")
+        if not 0 < self.timeout < math.inf:
+            raise OptionError(
+                f"--timeout must be more than 0 seconds, and finite, not {self.timeout:g}."
+            )
+        if self.api_key is not None and not self.api_key.isprintable():
+            raise OptionError("--api-key has a character that no HTTP header holds.")
 
     @property
     def base(self) -> str:
@@ -138,8 +148,8 @@ async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
 
 def _listed(body: str) -> list[str]:
     try:
-        return [each["id"] for each in json.loads(body)["data"]]
-    except (ValueError, KeyError, TypeError):
+        return [str(each["id"]) for each in json.loads(body)["data"] if each["id"] is not None]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
@@ -166,7 +176,11 @@ class _StreamState:
 async def send(
     session: aiohttp.ClientSession, target: Target, request: Planned, clock: Clock
 ) -> Outcome:
-    """Send a request and read its stream to the end; a failure becomes the outcome's error."""
+    """Send a request and read its stream to the end; a failure becomes the outcome's error.
+
+    An answer without text is one, unless the usage says that it had a token at most: the model may
+    have ended it at once.
+    """
     sent, state, error, detail = clock(), _StreamState(), None, ""
     try:
         await _follow(session, target, request, clock, state)
@@ -189,7 +203,7 @@ async def send(
         text_times=tuple(state.text_times),
         output_tokens=usage.get("completion_tokens", len(state.text_times)),
         prompt_tokens=usage.get("prompt_tokens", 0),
-        has_usage=bool(usage),
+        has_usage="completion_tokens" in usage,
         error=error,
         detail=detail,
     )
@@ -216,7 +230,7 @@ async def _follow(
                 _on_event(data, clock(), state)
     if not state.ended:
         raise BrokenStreamError("stream cut off", f"after {len(state.text_times)} events with text")
-    if not state.text_times:
+    if not state.text_times and state.usage.get("completion_tokens", 2) > 1:
         raise BrokenStreamError("no text", "the response had no text at all")
 
 
@@ -257,10 +271,10 @@ def _on_event(data: bytes, now: float, state: _StreamState) -> None:
             raise BrokenStreamError("error in the stream", _message(data.decode()))
         for choice in choices:
             delta = choice.get("delta") or {}
-            if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
+            if choice.get("text") or any(delta.get(name) for name in TEXTS):
                 state.text_times.append(now)
             state.ended |= choice.get("finish_reason") is not None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenStreamError("no JSON in the stream", repr(data[:100])) from error
     if isinstance(usage, dict):
         state.usage = {name: count for name, count in usage.items() if isinstance(count, int)}
@@ -270,7 +284,7 @@ def _message(body: str) -> str:
     """Return the server's error message, from OpenAI's error object if the body is one."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return " ".join(body.split())
 
 

@@ -14,12 +14,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from minigen import __version__
 from minigen.bench.report import NAMES, Spread, check_lengths, spreads
 from minigen.bench.workload import Span
 from minigen.config import written
 from minigen.errors import OptionError
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
+
+TOGETHER = (
+    "with speculation, the tokens of one step arrive together: inter-token latency has gaps of "
+    "next to nothing, time per output token is the mean over all tokens"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
     check_lengths(load.input_tokens + load.output_tokens, llm.config.max_positions)
     console = Console(stderr=True)
     rng = random.Random(0)
-    _take_turn(llm, Workload(min(load.num_requests, 2), load.input_tokens, 4, 1), rng)  # warm up
+    few = min(load.num_requests, 2), load.input_tokens, min(load.output_tokens, 4)
+    _take_turn(llm, Workload(*few, turns=1), rng)  # warm up, within the limits of the load
     turns = []
     with console.status("measuring") as status:
         for number in range(load.turns):
@@ -73,12 +80,12 @@ def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
     Console().print(_table(llm, load, medians))
     if json_file is not None:
         found = {
-            "engine": {name: choice for name, choice in llm.describe().items() if name != "model"},
+            **_about(llm),
             "load": asdict(load),
             "turns": [asdict(turn) for turn in turns],
         }
-        with written("json", json_file):
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:
@@ -148,7 +155,7 @@ def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Pat
     prompts, params = lengths.draw(llm, num_requests)
     _warm_up(llm, lengths)
     started = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, progress=False)
     seconds = time.perf_counter() - started
     num_out = sum(len(each.token_ids) for each in outputs)
     found = {
@@ -172,11 +179,15 @@ def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Pat
 
 
 def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) -> None:
-    """Run one request after the other; print the distribution of TTFT, ITL and total time."""
+    """Run one request after the other; print the distributions of TTFT, ITL, TPOT and total time.
+
+    The tokens that speculation adds to a step arrive together, so their gaps are next to nothing.
+    """
     requests = lengths.draw(llm, turns)
     _warm_up(llm, lengths)
     waits: list[float] = []
     gaps: list[float] = []
+    per_token: list[float] = []
     ends: list[float] = []
     with Console(stderr=True).status("measuring"):
         for prompt, params in zip(*requests, strict=True):
@@ -184,20 +195,32 @@ def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) 
             stamps = [time.perf_counter() for _ in llm.stream_deltas([prompt], params)]
             waits.append(stamps[0] - started)
             gaps += [after - before for before, after in pairwise(stamps)]
+            per_token += [(stamps[-1] - stamps[0]) / (len(stamps) - 1)] if len(stamps) > 1 else []
             ends.append(stamps[-1] - started)
-    found = {"ttft": Spread.of(waits), "itl": Spread.of(gaps), "e2e": Spread.of(ends)}
+    found = {"ttft": Spread.of(waits), "itl": Spread.of(gaps), "tpot": Spread.of(per_token)}
+    found["e2e"] = Spread.of(ends)
     title = _title(llm, f"one request alone, {turns} times")
-    Console(highlight=False).print(
-        spreads(title, {NAMES[name]: spread for name, spread in found.items()})
-    )
+    console = Console(highlight=False)
+    console.print(spreads(title, {NAMES[name]: spread for name, spread in found.items()}))
+    if llm.options.speculative_config is not None:
+        console.print(TOGETHER, soft_wrap=True)
     numbers = {name: asdict(spread) if spread else None for name, spread in found.items()}
     _write(llm, lengths, {"turns": turns, "seconds": numbers}, json_file)
 
 
 def _warm_up(llm: LLM, lengths: Lengths) -> None:
     """Run two requests with other prompts, because the first run pays for pages and compilers."""
-    prompts, params = Lengths(lengths.inputs, Span(2, 2), lengths.seed + 1).draw(llm, 2)
+    few = min(2, lengths.outputs.most)  # within the limits of the load
+    prompts, params = Lengths(lengths.inputs, Span(few, few), lengths.seed + 1).draw(llm, 2)
     llm.generate(prompts, params, progress=False)
+
+
+def _about(llm: LLM) -> dict[str, Any]:
+    """Return what is measured: minigen's version and the engine's choices, without a path."""
+    choices = llm.describe()
+    kind, _, path = choices["model"].rpartition(", from ")
+    engine = {**choices, "model": f"{kind}, from {Path(path).name}"}
+    return {"minigen": __version__, "engine": engine}
 
 
 def _title(llm: LLM, what: str) -> str:
@@ -208,7 +231,6 @@ def _title(llm: LLM, what: str) -> str:
 def _write(llm: LLM, lengths: Lengths, found: Mapping[str, Any], json_file: Path | None) -> None:
     if json_file is None:
         return
-    engine = {name: choice for name, choice in llm.describe().items() if name != "model"}
-    document = {"engine": engine, "load": asdict(lengths), **found}
-    with written("json", json_file):
-        json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    document = {**_about(llm), "load": asdict(lengths), **found}
+    with written("json", json_file) as file:
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

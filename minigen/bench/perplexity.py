@@ -301,10 +301,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Result:
-    """The perplexity of a text, and the comparison with a reference if there is one."""
+    """The perplexity of a text, and the comparison with a reference if there is one.
+
+    `mean_nll` is its logarithm, in nats per token, and finite where the perplexity is not.
+    """
 
     num_scored: int
     num_windows: int
+    mean_nll: Estimate
     perplexity: Estimate
     comparison: Comparison | None
 
@@ -320,6 +324,7 @@ def summarize_scores(scores: TokenScores, resamples: int = RESAMPLES, seed: int 
         columns["change"] = scores.change_of_p
         columns["square"] = scores.change_of_p**2
     means = _Means(scores.window, columns, resamples, seed)
+    mean_nll = means.estimate(lambda mean: mean["nll"])
     perplexity = means.estimate(lambda mean: np.exp(mean["nll"]))
     comparison = None
     if scores.kl is not None:
@@ -333,7 +338,7 @@ def summarize_scores(scores: TokenScores, resamples: int = RESAMPLES, seed: int 
             mean_change_of_p=means.estimate(lambda mean: mean["change"]),
             rms_change_of_p=means.estimate(lambda mean: np.sqrt(mean["square"])),
         )
-    return Result(len(scores.window), means.num_windows, perplexity, comparison)
+    return Result(len(scores.window), means.num_windows, mean_nll, perplexity, comparison)
 
 
 class _Means:
@@ -355,8 +360,12 @@ class _Means:
 
     def estimate(self, statistic: Callable[[dict[str, ndarray]], ndarray]) -> Estimate:
         """Return a function of the means, and where 95 % of its values in the resamples lie."""
-        value = float(statistic(self._own))
+        with np.errstate(over="ignore"):  # the perplexity of a broken model
+            value, drawn = float(statistic(self._own)), statistic(self._drawn)
         if self.num_windows < 2:
             return Estimate(value, None)
-        low, high = np.percentile(statistic(self._drawn), (2.5, 97.5))
+        if np.isfinite(drawn).all():
+            low, high = np.percentile(drawn, (2.5, 97.5))
+        else:  # no number lies between two infinities
+            low, high = np.percentile(drawn, (2.5, 97.5), method="nearest")
         return Estimate(value, (float(low), float(high)))

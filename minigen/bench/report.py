@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from minigen.errors import OptionError
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
-ITL_SHARE = 95  # percent of a request's gaps that must meet the objective for ITL
+ITL_PERCENTILE = 95  # of a request's gaps, which must meet the objective for ITL
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Slo:
     def is_met(self, outcome: Outcome) -> bool:
         """Return whether a request met the objective; for "itl", whether the p95 of its gaps did.
 
+        That p95 is interpolated between two gaps, as in the report.
         A request that lacks the latency (a single token has no TPOT) meets the objective. A failed
         request does not.
         """
@@ -99,7 +101,7 @@ class Slo:
             return False
         if self.latency == "itl":
             gaps = outcome.gaps
-            return not gaps or float(np.percentile(gaps, ITL_SHARE)) <= self.seconds
+            return not gaps or float(np.percentile(gaps, ITL_PERCENTILE)) <= self.seconds
         seconds = getattr(outcome, self.latency)
         return seconds is None or seconds <= self.seconds
 
@@ -225,10 +227,10 @@ def check_lengths(most: int, context: int) -> None:
 
 def spreads(title: str, rows: dict[str, Spread | None]) -> Table:
     """Return a table of latencies in milliseconds; a dash means that there are no values."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("milliseconds")
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("milliseconds", overflow="fold")
     for column in COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, spread in rows.items():
         cells = ("-" if spread is None else _amount(getattr(spread, each)) for each in COLUMNS)
         table.add_row(name, *cells)

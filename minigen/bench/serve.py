@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from minigen import __version__
 from minigen.bench.client import Target, find_model, open_loop, send
 from minigen.bench.report import Outcome, Report, Slo, print_report, report
 from minigen.bench.workload import (
@@ -28,7 +29,7 @@ from minigen.bench.workload import (
     read_prompts,
     read_trace,
 )
-from minigen.config import written
+from minigen.config import check_outputs, written
 from minigen.errors import LoadError, OptionError
 
 DEFAULT_RATE, DEFAULT_REQUESTS, DEFAULT_TOKENS = 4.0, 200, "64"
@@ -53,6 +54,11 @@ class RequestMix:
         """
         if self.dataset is None:
             return plan(self._arrivals(), self.seed)
+        if self.arrivals.endswith(".jsonl"):
+            raise OptionError(
+                "A trace sets the lengths and the shared prefixes of its prompts: leave --dataset "
+                "out."
+            )
         if self.input_tokens is not None:
             raise OptionError("--dataset provides the prompts: leave --input-tokens out.")
         prompts = read_prompts(self.dataset)
@@ -73,7 +79,13 @@ class RequestMix:
                     "A trace sets the times and lengths of its requests: leave --rate, "
                     "--input-tokens and --output-tokens out."
                 )
-            return read_trace(Path(self.arrivals))[: self.requests]
+            arrivals = read_trace(Path(self.arrivals))
+            if self.requests is not None and self.requests > len(arrivals):
+                raise OptionError(
+                    f"--requests {self.requests} is more than the {len(arrivals)} requests of the "
+                    f"trace {self.arrivals}."
+                )
+            return arrivals[: self.requests]
         rng = np.random.default_rng(self.seed)
         inputs = Span.parse("input-tokens", self.input_tokens or DEFAULT_TOKENS)
         outputs = Span.parse("output-tokens", self.output_tokens or DEFAULT_TOKENS)
@@ -98,7 +110,10 @@ class RequestMix:
     def _rate(self) -> float:
         rate = DEFAULT_RATE if self.rate is None else self.rate
         if not 0 < rate < 1e6:
-            raise OptionError(f"--rate must be more than 0 requests per second, not {rate:g}.")
+            raise OptionError(
+                "--rate must be more than 0 and less than 1,000,000 requests per second, not "
+                f"{rate:g}."
+            )
         return rate
 
 
@@ -113,18 +128,23 @@ def run_serve(
 
     Raises `LoadError` if no request succeeded.
     """
-    for name, path in (("json", json_file), ("plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise OptionError(f"--{name} {path} cannot be written: its folder does not exist.")
+    check_outputs(
+        {"--json": json_file, "--plot": plot},
+        {"--dataset": mix.dataset, "--arrivals": Path(mix.arrivals)},
+    )
     load = mix.plan(target.endpoint)
     started = time.process_time()
     target, outcomes = asyncio.run(_run_load(target, load))
     cpu_seconds = time.process_time() - started
     found = report(outcomes, slos)
+    if found.num_answered:  # before files are written, which may fail
+        usage = all(each.has_usage for each in outcomes if each.error is None)
+        title = f"{target.model} at {target.url}: {mix.words()}"
+        print_report(title, found, usage, cpu_seconds)
     if json_file is not None:
         document = _as_json(target, mix, slos, found, cpu_seconds, outcomes)
-        with written("json", json_file):
-            json_file.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            file.write_text(json.dumps(document) + "\n", encoding="utf-8")
     if plot is not None:
         _draw(outcomes, slos, plot)
     if not found.num_answered:
@@ -133,9 +153,6 @@ def run_serve(
             f"None of {found.num_requests} requests succeeded; {count} failed with: {kind} "
             f"({found.details[kind]})."
         )
-    usage = all(each.has_usage for each in outcomes if each.error is None)
-    title = f"{target.model} at {target.url}: {mix.words()}"
-    print_report(title, found, usage, cpu_seconds)
 
 
 async def _run_load(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Outcome]]:
@@ -171,8 +188,8 @@ async def _run_load(target: Target, load: Sequence[Planned]) -> tuple[Target, li
 def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
     from minigen.bench.figures import load_figure
 
-    with written("plot", plot):
-        load_figure(outcomes, slos).savefig(plot, dpi=150, format="png")
+    with written("plot", plot) as file:
+        load_figure(outcomes, slos).savefig(file, dpi=150, format="png")
     print(f"plot written: {plot}", file=sys.stderr)
 
 
@@ -194,7 +211,11 @@ def _as_json(
         "target": target_fields,
         "load": load_fields,
         "slos": [asdict(each) for each in slos],
-        "client": {"aiohttp": version("aiohttp"), "cpu_seconds": cpu_seconds},
+        "client": {
+            "minigen": __version__,
+            "aiohttp": version("aiohttp"),
+            "cpu_seconds": cpu_seconds,
+        },
         "report": found.as_dict(),
         "requests": [asdict(each) for each in outcomes],
     }

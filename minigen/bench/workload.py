@@ -87,11 +87,7 @@ def read_trace(path: Path) -> list[Arrival]:
     An object has `timestamp` (milliseconds), `input_length` and `output_length` (tokens), and
     optionally `hash_ids`. Raises `LoadError` with the number of an invalid line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"The trace {path} cannot be read: {error}.") from error
-    arrivals = list(_parse(path, lines))
+    arrivals = list(_parse(path, _lines_of("trace", path)))
     if not arrivals:
         raise LoadError(f"The trace {path} has no requests: it needs one JSON object per line.")
     for number, (before, after) in enumerate(pairwise(arrivals), start=2):
@@ -106,14 +102,29 @@ def read_trace(path: Path) -> list[Arrival]:
     ]
 
 
+def _lines_of(what: str, path: Path) -> list[str]:
+    """Return the lines of a file; separators such as U+2028 may be within one, as in JSON."""
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"The {what} {path} cannot be read: {error}.") from error
+
+
 def _parse(path: Path, lines: list[str]) -> Iterator[Arrival]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield _arrival(json.loads(line))
+                yield _arrival(_from_json(line))
             except ValueError as error:
                 reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
                 raise LoadError(f"{path}, line {number}: {reason}.") from error
+
+
+def _from_json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _arrival(fields: Any) -> Arrival:
@@ -197,10 +208,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     A line of a .jsonl file is {"prompt": ...} or {"messages": ...}. Raises `LoadError` with the
     number of an invalid line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"The prompts {path} cannot be read: {error}.") from error
+    lines = _lines_of("prompts", path)
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise LoadError(f"The file {path} has no prompts: it needs one per line.")
@@ -211,9 +219,10 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _read_prompt(path: Path, number: int, line: str) -> Prompt:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise LoadError(f"{path}, line {number}: it is not JSON.") from error
+        found = _from_json(line)
+    except ValueError as error:
+        reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
+        raise LoadError(f"{path}, line {number}: {reason}.") from error
     prompt = found.get("prompt") if isinstance(found, dict) else None
     messages = found.get("messages") if isinstance(found, dict) else None
     if isinstance(prompt, str) and prompt:
@@ -225,7 +234,7 @@ def _read_prompt(path: Path, number: int, line: str) -> Prompt:
 
 def _words_of(arrival: Arrival, seed: int, rng: np.random.Generator) -> str:
     blocks = [
-        draw_words(BLOCK_TOKENS, np.random.default_rng([seed, abs(each)]))
+        draw_words(BLOCK_TOKENS, np.random.default_rng([seed, abs(each), int(each < 0)]))
         for each in arrival.hash_ids
     ]
     missing = arrival.input_tokens - len(blocks) * BLOCK_TOKENS

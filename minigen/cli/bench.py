@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from minigen.cli.options import Load, loads_model
+from minigen.config import check_outputs
 from minigen.errors import OptionError
 
 benches = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
@@ -48,6 +49,7 @@ def summary(
     from minigen.bench.offline import Workload, run_bench
 
     workload = Workload(requests, input_tokens, output_tokens, turns)
+    check_outputs({"--json": json_file})
     run_bench(load(), workload, json_file)
 
 
@@ -73,6 +75,7 @@ def throughput(
     lengths = Lengths(
         Span.parse("input-tokens", input_tokens), Span.parse("output-tokens", output_tokens), seed
     )
+    check_outputs({"--json": json_file})
     run_throughput(load(), requests, lengths, json_file)
 
 
@@ -98,6 +101,7 @@ def latency(
     lengths = Lengths(
         Span.parse("input-tokens", input_tokens), Span.parse("output-tokens", output_tokens), seed
     )
+    check_outputs({"--json": json_file})
     run_latency(load(), turns, lengths, json_file)
 
 
@@ -164,7 +168,8 @@ def serve(
     TTFT is the time to the first token. ITL is the time from one event of a
     stream to the next, which may contain several tokens. TPOT is the time per
     token after the first, by the server's token count. E2E is the time to the
-    end of the answer. A request meets an ITL objective if 95 % of its gaps do.
+    end of the answer. A request meets an ITL objective if the p95 of its gaps
+    does. Percentiles between two values are interpolated linearly.
 
     minigen bench serve --rate 4 --slo ttft=500ms --slo itl=50ms --plot load.png
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -66,7 +67,7 @@ class Board:
             table.add_row(
                 Panel(
                     Text("\n").join(tail),
-                    title=f"[bold]{question}[/bold]",
+                    title=f"[bold]{escape(question)}[/bold]",
                     title_align="left",
                     border_style="green" if done else "yellow",
                 )
@@ -80,9 +81,11 @@ def run_demo(llm: LLM, params: SamplingParams, questions: tuple[str, ...] = QUES
     prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in questions]
     params = replace(params, temperature=0)
     board = Board(questions)
-    console.print(f"[dim]{llm.describe()['model']}[/dim]")
+    console.print(llm.describe()["model"], style="dim", markup=False)
     console.print(
-        f"[dim]{len(questions)} questions share one model, {llm.describe()['weights']}[/dim]"
+        f"{len(questions)} questions share one model, {llm.describe()['weights']}",
+        style="dim",
+        markup=False,
     )
     if not console.is_terminal:
         for delta in llm.stream_deltas(prompts, params):
@@ -101,6 +104,6 @@ def run_demo(llm: LLM, params: SamplingParams, questions: tuple[str, ...] = QUES
 
 def _print_plainly(board: Board, console: Console) -> None:
     for question, answer in zip(board.questions, board.answers, strict=True):
-        console.print(f"\n[bold]{question}[/bold]")
+        console.print(f"\n{question}", style="bold", markup=False)
         console.print(answer.strip(), markup=False, highlight=False)
     console.print(f"\n[bold]{board.numbers()}[/bold]", highlight=False)

@@ -34,10 +34,12 @@ def run_doctor(files: list[Path], *, as_json: bool, comparing: bool) -> None:
         )
     if comparing:
         *others, right = [read_report(path) for path in files]
-        left, left_name = (
-            (others[0], files[0].name) if others else (_examine_with_status(), _THIS_MACHINE)
-        )
-        print_comparison(left_name, files[-1].name, compare(left, right))
+        left = others[0] if others else _examine_with_status()
+        names = [path.name for path in files]
+        if len(set(names)) < len(names):
+            names = list(map(str, files))
+        left_name, right_name = names if others else (_THIS_MACHINE, *names)
+        print_comparison(left_name, right_name, compare(left, right))
     elif as_json:
         print(to_json(_examine_with_status()))
     else:

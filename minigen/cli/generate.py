@@ -36,8 +36,8 @@ def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -
 
 def save_trace(recorder: Recorder, path: Path) -> None:
     """Write the recorded events for Perfetto, and print one line per request on stderr."""
-    with written("trace", path):
-        write_chrome_trace(recorder.events, path)
+    with written("trace", path) as file:
+        write_chrome_trace(recorder.events, file)
     print(table(summarize(recorder.events)), file=sys.stderr)
     print(f"{path}: open it at https://ui.perfetto.dev", file=sys.stderr)
 

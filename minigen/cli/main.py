@@ -20,6 +20,7 @@ from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_cut, tak
 from minigen.cli.perplexity import perplexity
 from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
+from minigen.config import check_outputs
 from minigen.errors import MinigenError, PromptError, SlowPathWarning
 from minigen.renamed import refuse_old_flags
 from minigen.sampling.params import SamplingParams
@@ -100,6 +101,7 @@ def generate(
     from minigen.cli.options import with_schema
 
     params = with_schema(params, json_schema)
+    check_outputs({"--trace": trace})
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
     inputs = (
@@ -269,8 +271,16 @@ def _print_warning(
         print(warnings.formatwarning(message, category, filename, lineno), file=sys.stderr, end="")
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that are closed (`<&-`) by ones without content."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+
+
 def main() -> None:
     """Run the command line; print errors that a user can cause as a sentence, not a traceback."""
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
     warnings.showwarning = _print_warning  # type: ignore[assignment]

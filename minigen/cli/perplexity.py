@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minigen.cli.options import DEFAULT_MODEL, Command, flag, load_model, with_options
-from minigen.config import EngineConfig, written
+from minigen.config import EngineConfig, check_outputs, written
 from minigen.errors import OptionError, TokenizerError
 
 if TYPE_CHECKING:
@@ -112,8 +112,14 @@ def perplexity(
     """
     if reference is None and reference_weights is not None:
         raise OptionError("--reference-weights needs --reference, which names the model.")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise OptionError(f"--json {json_file} is in a folder that does not exist.")
+    check_outputs(
+        {"--json": json_file},
+        {
+            "--text": Path(text),
+            "MODEL": Path(model),
+            "--reference": Path(reference) if reference else None,
+        },
+    )
     words = read_text(text)
     cut = Cut(context, stride or max(context // 2, 1), max_tokens, bos)
     with ExitStack() as stack:
@@ -213,8 +219,9 @@ def _measure(measured: Measured, text: str, cut: Cut, json_file: Path | None) ->
     if json_file is not None:
         import json
 
-        with written("json", json_file):
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        with written("json", json_file) as file:
+            text = json.dumps(_without_infinities(found), indent=2, allow_nan=False)
+            file.write_text(text + "\n", encoding="utf-8")
 
 
 def check_same_vocabulary(llm: "LLM", other: "LLM", text: str, token_ids: list[int]) -> None:
@@ -274,6 +281,15 @@ def document(
     return found
 
 
+def _without_infinities(value: Any) -> Any:
+    """Return a document in which null stands for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _without_infinities(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _about(name: str, llm: "LLM", rows: "EngineRows") -> dict[str, Any]:
     described = llm.describe()
     return {
@@ -282,8 +298,8 @@ def _about(name: str, llm: "LLM", rows: "EngineRows") -> dict[str, Any]:
         "kv_cache": described["kv cache"],
         "runner": described["runner"],
         "threads": int(described["threads"]),
-        "bytes": llm.stored_bytes,
-        "bits_per_weight": 8 * llm.stored_bytes / llm.num_parameters,
+        "stored_bytes": llm.stored_bytes,
+        "stored_bits_per_weight": 8 * llm.stored_bytes / llm.num_parameters,
         "evaluated_tokens_per_second": rows.num_tokens / rows.seconds,
     }
 
@@ -313,6 +329,8 @@ def _lines(found: dict[str, Any], result: "Result") -> dict[str, str]:
         **({} if found["reference"] is None else _of_model("reference", found["reference"])),
         "perplexity": str(result.perplexity),
     }
+    if not math.isfinite(result.perplexity.value):
+        lines["its logarithm"] = f"{result.mean_nll} nats per token"
     if result.comparison is not None:
         lines |= _of_comparison(result.comparison)
     if result.num_windows < 2:
@@ -330,8 +348,8 @@ def _of_model(role: str, about: dict[str, Any]) -> dict[str, str]:
     return {
         role: f"{about['name']}, weights {about['weights']}",
         f"{role}'s KV cache": about["kv_cache"],
-        f"{role}'s size": f"{about['bytes']:,} bytes on disk, {about['bits_per_weight']:.2f} bits "
-        "per weight",
+        f"{role}'s size": f"{about['stored_bytes']:,} bytes on disk, "
+        f"{about['stored_bits_per_weight']:.2f} bits per weight",
         f"{role}'s speed": f"{speed:,.0f} tokens/s of this evaluation, in {about['threads']} "
         f"threads, by {about['runner']}",
     }

@@ -51,8 +51,9 @@ def quantize(
         ),
     ] = None,
     calibration_tokens: Annotated[
-        int, typer.Option(help="How much of the calibration text is used.")
-    ] = 16_384,
+        int | None,
+        typer.Option(help="How much of the calibration text is used; 16384 if absent."),
+    ] = None,
     target_bits: Annotated[
         float | None,
         typer.Option(help="Bits per weight that mixed may use, scales included; 4.5 by default."),

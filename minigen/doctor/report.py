@@ -6,6 +6,7 @@ field must be present with its type, and no other fields. Changing a field needs
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -192,6 +193,8 @@ def read_report(path: Path) -> Report:
         if _is_cut_short(error.doc.strip(), error):
             raise FileFormatError(f"{path} is cut short: its JSON has no end; {remedy}.") from None
         raise FileFormatError(f"{path} is not JSON (line {error.lineno}); {remedy}.") from None
+    except ValueError as error:  # Python reads no integers of more than 4300 digits
+        raise FileFormatError(f"{path} cannot be read: {error}; {remedy}.") from None
     if not isinstance(found, dict) or "schema_version" not in found:
         raise FileFormatError(f"{path} is JSON but not a report of minigen doctor; {remedy}.")
     if found["schema_version"] != SCHEMA_VERSION:
@@ -230,6 +233,8 @@ def _built(kind: Any, value: Any, where: str) -> Any:
     if origin is dict:
         _check(isinstance(value, dict), where, "an object", value)
         return {name: _built(inner[1], each, f"{where}.{name}") for name, each in value.items()}
+    if kind is float and isinstance(value, int | float):
+        _check(abs(value) <= sys.float_info.max, where, "a finite number", value)
     takes = (int, float) if kind is float else kind
     fits = isinstance(value, takes) and (kind is bool or not isinstance(value, bool))
     _check(fits, where, kind.__name__, value)

@@ -19,8 +19,8 @@ from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.errors import OptionError
 from minigen.export.mixture import loss_names
 from minigen.export.partial import FLOATING, PartialOutput, Piece
-from minigen.export.pieces import dequantize, finite, piece_of, piece_of_matrix
-from minigen.export.plan import Plan, QuantizeOptions
+from minigen.export.pieces import dequantize, finite, naming, piece_of, piece_of_matrix
+from minigen.export.plan import CALIBRATION_TOKENS, Plan, QuantizeOptions
 from minigen.quantization.awq import (
     PRECEDING,
     ScaledMatrices,
@@ -63,7 +63,7 @@ def read_windows(
             f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}."
         ) from None
     tokenizer = checkpoint.tokenizer()
-    most = options.calibration_tokens
+    most = options.calibration_tokens or CALIBRATION_TOKENS
     ids = tokenizer.encode(text[: 16 * most], add_special_tokens=False)[:most]
     framed = tokenizer.encode("a")
     first = framed[:1] if framed[:1] == [tokenizer.bos_token_id] else []
@@ -152,21 +152,20 @@ def _by_importance(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedIn
 
 
 def _by_gptq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) -> Pieces:
-    return {
-        name: piece_of_matrix(
-            gptq(
-                weight,
-                shared.statistics.hessian,
-                plan.grids[name],
-                act_order=True,
-                clip_search=True,
-                scale_dtype=plan.scale_dtype,
-            ),
-            plan,
-        )
-        for shared in inputs
-        for name, weight in shared.weights.items()
-    }
+    pieces: Pieces = {}
+    for shared in inputs:
+        for name, weight in shared.weights.items():
+            with naming(name):
+                matrix = gptq(
+                    weight,
+                    shared.statistics.hessian,
+                    plan.grids[name],
+                    act_order=True,
+                    clip_search=True,
+                    scale_dtype=plan.scale_dtype,
+                )
+                pieces[name] = piece_of_matrix(matrix, plan)
+    return pieces
 
 
 def _by_awq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) -> Pieces:
@@ -177,15 +176,15 @@ def _by_awq(checkpoint: Checkpoint, plan: Plan, inputs: Sequence[SharedInput]) -
         magnitudes = shared.statistics.mean_abs
         if _module(first, prefix) == "self_attn.o_proj":
             magnitudes = shared_by_heads(magnitudes, config.q_heads, config.kv_heads)
-        found.append(
-            awq(
+        with naming(" or ".join(shared.weights)):
+            scaled = awq(
                 shared.weights,
                 shared.statistics,
                 plan.grids[first],
                 magnitudes=magnitudes,
                 scale_dtype=plan.scale_dtype,
             )
-        )
+        found.append(scaled)
     vectors = {
         name: checkpoint.tensors[name].dequantize()
         for name in _vectors_of(checkpoint, inputs[0].layer_id)

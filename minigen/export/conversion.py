@@ -18,7 +18,13 @@ from minigen.export.calibrated import extra_names, make_calibrated, read_windows
 from minigen.export.directory_writer import DirectoryOutput
 from minigen.export.gguf_blocks import block_size
 from minigen.export.gguf_writer import GGUFOutput
-from minigen.export.mixture import DEFAULT_TARGET, TOKENS, check_target, choose_bits
+from minigen.export.mixture import (
+    DEFAULT_TARGET,
+    TOKENS,
+    added_bytes,
+    check_target,
+    choose_bits,
+)
 from minigen.export.partial import (
     PartialOutput,
     identity_of,
@@ -26,7 +32,7 @@ from minigen.export.partial import (
     refuse_existing,
     require_space,
 )
-from minigen.export.pieces import plain_piece
+from minigen.export.pieces import finite, plain_piece
 from minigen.export.plan import Plan, QuantizeOptions, make_plan
 from minigen.hub.pypi import Progress, format_bytes
 
@@ -72,12 +78,17 @@ def quantize_model(
     refuse_existing(out)
     plan = make_plan(checkpoint, options, to_gguf)
     target_bits = options.target_bits or DEFAULT_TARGET
-    if plan.method == "mixed":
-        check_target(checkpoint, plan, target_bits)
     make_output: type[GGUFOutput | DirectoryOutput] = GGUFOutput if to_gguf else DirectoryOutput
     output = make_output(checkpoint, plan)
+    num_bytes = output.estimated_bytes()
+    if plan.method == "mixed":
+        check_target(checkpoint, plan, target_bits)
+        num_bytes += added_bytes(checkpoint, plan, target_bits)
     windows = read_windows(checkpoint, options)
-    require_space(out.absolute().parent, 2 * output.estimated_bytes())
+    for name, tensor in checkpoint.tensors.items():
+        if len(tensor.shape) == 1:  # norms and biases, which are written last
+            finite(name, tensor.dequantize())
+    require_space(out, 2 * num_bytes)
     names = (*plan.made, *extra_names(checkpoint, plan, options))
     with partial_output(out, _identity(path, options, to_gguf), names) as partial:
         num_found = sum(partial.has(name) for name in plan.made)

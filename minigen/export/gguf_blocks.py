@@ -85,8 +85,13 @@ def quantize_rows(
         raise WeightsError(
             f"Rows of {weight.shape[-1]} weights leave {columns_left} after whole blocks of {kind}."
         )
+    if not (finite := weight.isfinite()).all():
+        raise WeightsError(
+            f"A matrix of shape {tuple(weight.shape)} has the weight {weight[~finite][0]:g}, which "
+            "is not finite."
+        )
     most = weight.abs().amax()
-    if not most <= (torch.inf if kind in ("F32", "BF16") else _LARGEST):  # NaN is refused as well
+    if kind not in ("F32", "BF16") and most > _LARGEST:
         raise WeightsError(
             f"A matrix of shape {tuple(weight.shape)} has the weight {most:g}, but {kind} holds "
             f"finite numbers up to {_LARGEST:g}."

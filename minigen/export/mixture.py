@@ -19,7 +19,7 @@ from minigen.checkpoint.quant_formats import FORMATS
 from minigen.errors import OptionError
 from minigen.export.gguf_blocks import KIND_OF_GRID, kind_of_grid
 from minigen.export.partial import FLOATING, PartialOutput, Piece
-from minigen.export.pieces import finite
+from minigen.export.pieces import finite, naming
 from minigen.export.plan import Plan
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, rotary_tables
@@ -55,6 +55,13 @@ def check_target(checkpoint: Checkpoint, plan: Plan, target_bits: float) -> None
             f"target_bits {target_bits:g} is too small: {fewest} bits are the fewest here, and "
             f"with scales they take {math.ceil(800 * least / total) / 100:g} per weight."
         )
+
+
+def added_bytes(checkpoint: Checkpoint, plan: Plan, target_bits: float) -> int:
+    """Return by how much the matrices exceed those of the plan if they fill the target."""
+    shapes = {name: checkpoint.tensors[name].shape for name in plan.grids}
+    planned = sum(_num_bytes(plan.grids[n], s, plan.to_gguf) for n, s in shapes.items())
+    return int(sum(map(math.prod, shapes.values())) * target_bits / 8) - planned
 
 
 def choose_bits(
@@ -140,7 +147,9 @@ def _rounded(
     for name in names:
         weight = finite(name, checkpoint.tensors[name].dequantize())
         grid = _grid(plan, name, bits)
-        rounded[name] = round_to_nearest(weight, grid, scale_dtype=plan.scale_dtype).dequantize()
+        with naming(name):
+            matrix = round_to_nearest(weight, grid, scale_dtype=plan.scale_dtype)
+        rounded[name] = matrix.dequantize()
     return rounded
 
 

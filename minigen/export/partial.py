@@ -47,12 +47,18 @@ class Piece:
 def identity_of(path: Path) -> dict[str, Any]:
     """Return what tells a model from another one, or from its next version, without its path.
 
-    It is, for each file with weights, configuration or vocabulary, the name, the size, and a hash
-    of both ends.
+    It is, for each file with weights, configuration or vocabulary, the name, the size, the time of
+    its last change in nanoseconds, and a hash of both ends. Another model of the same shape may
+    have equal ends and the same size, so a copy with a new time counts as another model, too.
     """
     found = [*path.glob("*.safetensors"), *path.glob("*.json")]
     files = [path] if path.is_file() else sorted(found)
-    return {file.name: [file.stat().st_size, _hash_of_ends(file)] for file in files}
+    return {file.name: _identity_of_file(file) for file in files}
+
+
+def _identity_of_file(file: Path) -> list[int | str]:
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns, _hash_of_ends(file)]
 
 
 def _hash_of_ends(file: Path) -> str:
@@ -114,6 +120,11 @@ class PartialOutput:
         return self.folder / f"{self._places[name]:04d}.safetensors"
 
 
+def folder_of(out: Path) -> Path:
+    """Return the folder in which the finished matrices of an output wait: OUT.partial."""
+    return out.with_name(out.name + ".partial")
+
+
 def refuse_existing(out: Path) -> None:
     """Raise `OptionError` if there is anything at `out`, even a link to nothing."""
     if os.path.lexists(out):
@@ -131,7 +142,7 @@ def partial_output(
     another process works in it; `DiskError` if the disk is full or not writable.
     """
     refuse_existing(out)
-    folder = out.with_name(out.name + ".partial")
+    folder = folder_of(out)
     with _disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
@@ -140,10 +151,21 @@ def partial_output(
         except Timeout:
             raise OptionError(f"Another process is working in {folder}; wait for it.") from None
         try:
+            _refuse_finished(out, folder)
             _check_manifest(folder, {**identity, "matrices": list(names)})
             yield PartialOutput(out, folder, names)
         finally:
             lock.release()
+
+
+def _refuse_finished(out: Path, folder: Path) -> None:
+    """Refuse an output that another process has finished just now, and leave no empty folder."""
+    try:
+        refuse_existing(out)
+    except OptionError:
+        if not any(folder.glob("*.safetensors")):
+            shutil.rmtree(folder)
+        raise
 
 
 def _check_manifest(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -163,21 +185,40 @@ def _check_manifest(folder: Path, identity: Mapping[str, Any]) -> None:
     there = found if isinstance(found, dict) else {}
     keys = [key for key in wanted if there.get(key) != wanted[key]]
     what = "another source" if "source" in keys else "other settings"
-    differs = ", ".join(
+    differs = [
         f"{key} {there.get(key)!r}, now {wanted[key]!r}"
         for key in keys
         if key not in ("source", "matrices")
-    )
+    ]
+    if "source" in keys:
+        differs += _changed_files(there.get("source"), wanted["source"])
     raise OptionError(
         f"{folder} holds the beginning of an output with {what}"
-        f"{f' ({differs})' if differs else ''}; repeat that command to go on with it, remove the "
-        "folder, or name another output."
+        f"{f' ({joined})' if (joined := ', '.join(differs)) else ''}; repeat that command to go on "
+        "with it, remove the folder, or name another output."
     )
 
 
-def require_space(folder: Path, num_bytes: int) -> None:
-    """Raise `DiskError` if the disk of a folder, which may not exist yet, has less free space."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+def _changed_files(there: Any, wanted: Mapping[str, Any]) -> list[str]:
+    """Return which files of a source were changed, if the source has the same files as before."""
+    if not isinstance(there, dict) or there.keys() != wanted.keys():
+        return []
+    changed = [name for name in wanted if there[name] != wanted[name]]
+    return [f"{name} was changed, replaced or copied since" for name in changed]
+
+
+def require_space(out: Path, num_bytes: int) -> None:
+    """Raise `DiskError` if the disk of an output and its pieces, `num_bytes` in all, is too full.
+
+    What an earlier run left in OUT.partial takes its space already. Folders may not exist yet.
+    """
+    folder = folder_of(out.absolute())
+    num_bytes -= sum(
+        os.path.getsize(os.path.join(place, name))
+        for place, _, names in os.walk(folder)
+        for name in names
+    )
+    there = next(each for each in folder.parents if os.path.exists(each))
     free = shutil.disk_usage(there).free
     if free < num_bytes:
         raise DiskError(

@@ -16,6 +16,7 @@ from minigen.quantization.grid import Grid
 
 Method = Literal["kind", "nearest", "gptq", "awq", "smoothquant", "float8", "nf4", "mixed"]
 FLOATS = ("F32", "F16", "BF16")
+CALIBRATION_TOKENS = 16_384
 _HEAD_KIND = "Q6_K"  # llama.cpp's choice for the output head, or for an embedding that is also it
 _ALL_IN_ONE_KIND = ("F32", "F16", "BF16", "Q8_0")  # here the head gets no kind of its own
 _USUAL_GROUPS = (128, 64, 32, 16)
@@ -114,8 +115,9 @@ SCHEMES: dict[str, Scheme] = {
 class QuantizeOptions:
     """How to quantize a model; the defaults of None depend on the scheme.
 
-    `group_size` -1 makes each row one group. `calibration` is a text file. Raises `OptionError` for
-    values that are impossible or do not belong to the scheme.
+    `group_size` -1 makes each row one group. `calibration` is a text file, of which the first
+    `calibration_tokens` are used (`CALIBRATION_TOKENS` if None). Raises `OptionError` for values
+    that are impossible or do not belong to the scheme.
     """
 
     scheme: str
@@ -123,7 +125,7 @@ class QuantizeOptions:
     group_size: int | None = None
     symmetric: bool | None = None
     calibration: Path | None = None
-    calibration_tokens: int = 16_384
+    calibration_tokens: int | None = None
     target_bits: float | None = None
     allow_requantize: bool = False
 
@@ -146,7 +148,7 @@ class QuantizeOptions:
                 raise OptionError(f"The scheme {self.scheme} takes no {name}: it is {own.text}.")
         if self.target_bits is not None and not 2 <= self.target_bits <= 16:
             raise OptionError(f"target_bits must be from 2 to 16, not {self.target_bits}.")
-        if self.calibration_tokens < 1:
+        if self.calibration_tokens is not None and self.calibration_tokens < 1:
             raise OptionError(
                 f"calibration_tokens must be at least 1, not {self.calibration_tokens}."
             )
@@ -155,6 +157,8 @@ class QuantizeOptions:
                 f"The scheme {self.scheme} needs calibration, a text file on which it watches what "
                 "the matrices get as inputs; choose one unlike the text that you will judge by."
             )
+        if self.calibration is None and self.calibration_tokens is not None:
+            raise OptionError("calibration_tokens needs calibration, the text that they are of.")
 
     @property
     def own(self) -> Scheme:

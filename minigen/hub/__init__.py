@@ -142,8 +142,12 @@ def _folder(short_name: str) -> Path:
 
 def _is_path(name: str) -> bool:
     looks_like_one = name.startswith((".", "/", "~")) or "\\" in name
-    is_lone_gguf = name.endswith(".gguf") and name.count("/") < 2
+    is_lone_gguf = _is_gguf(Path(name)) and name.count("/") < 2
     return looks_like_one or is_lone_gguf or (name != "" and Path(name).exists())
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
 
 
 def _local(path: Path) -> Path:
@@ -151,14 +155,14 @@ def _local(path: Path) -> Path:
     if not path.exists():
         raise ModelNotFoundError(f"There is no file or folder {path}.")
     if path.is_file():
-        if path.suffix != ".gguf":
+        if not _is_gguf(path):
             raise ModelNotFoundError(
                 f"{path} is not a .gguf file; for safetensors, name the folder that holds them."
             )
         return path
     if (path / "config.json").is_file():
         return path
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = sorted(each for each in path.iterdir() if _is_gguf(each))
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:

@@ -19,6 +19,7 @@ from minigen.quantization.grid import (
     Grid,
     QuantizedMatrix,
     choose_scales,
+    refuse_vanishing,
     split_groups,
 )
 
@@ -46,12 +47,14 @@ def gptq(
     `act_order` takes the columns in the order of the largest inputs (`desc_act`). It implies
     `static_groups`, so the stored groups stay contiguous and no `g_idx` is needed.
 
-    Raises `WeightsError` if a weight or the Hessian is not finite.
+    Raises `WeightsError` if a weight or the Hessian is not finite, or a scale does not fit.
     """
     rows, columns = weight.shape
     size = grid.size_of_group(columns)
     shrinks = SHRINKS if clip_search else (1.0,)
-    scales, zeros = choose_scales(split_groups(weight, grid), grid, shrinks, None, scale_dtype)
+    groups = split_groups(weight, grid)
+    refuse_vanishing(groups, grid, scale_dtype)
+    scales, zeros = choose_scales(groups, grid, shrinks, None, scale_dtype)
     diagonal = hessian.diagonal()
     order = diagonal.argsort(descending=True) if act_order else torch.arange(columns)
     factor = inverse_factor(hessian[order][:, order], damping)

@@ -117,9 +117,11 @@ def round_to_nearest(
     Scales are rounded to `scale_dtype` before the weights are. Without `whole_zeros`, an asymmetric
     group starts at its minimum exactly, as in Q4_1, and need not contain 0.
 
-    Raises `WeightsError` if a weight is not finite.
+    Raises `WeightsError` if a weight is not finite, if `scale_dtype` is too small for the scale of
+    a group, or if all scales would be rounded to 0.
     """
     groups = split_groups(weight, grid)
+    refuse_vanishing(groups, grid, scale_dtype)
     weighed = None if importance is None else split_groups(importance, grid)
     shrinks = SHRINKS if clip_search else (1.0,)
     scales, zeros = choose_scales(groups, grid, shrinks, weighed, scale_dtype, whole_zeros)
@@ -139,6 +141,19 @@ def split_groups(
     return weight.float().unflatten(-1, (-1, grid.size_of_group(weight.shape[-1])))
 
 
+def refuse_vanishing(groups: Groups, grid: Grid, scale_dtype: torch.dtype) -> None:
+    """Raise `WeightsError` if the weights are so small that all scales would be rounded to 0.
+
+    Single groups may vanish: a few of almost nothing are in many models.
+    """
+    low, high = group_range(groups, grid)
+    if groups.any() and not _steps(low, high, grid).to(scale_dtype).any():
+        raise WeightsError(
+            f"The largest weight is {groups.abs().amax():.3g}, and scales of "
+            f"{_name_of(scale_dtype)} are too coarse for it: all weights would become 0."
+        )
+
+
 def choose_scales(
     groups: Groups,
     grid: Grid,
@@ -149,7 +164,8 @@ def choose_scales(
 ) -> tuple[PerGroup, PerGroup]:
     """Return each group's scale and zero point, in float32.
 
-    Each of `shrinks` multiplies the group's range; the one with the smallest error is kept.
+    Each of `shrinks` multiplies the group's range; the one with the smallest error is kept. Raises
+    `WeightsError` if a scale is larger than `scale_dtype` holds.
     """
     low, high = group_range(groups, grid, whole_zeros)
     best: tuple[PerGroup, PerGroup] | None = None
@@ -188,11 +204,28 @@ def _scales_of_range(
     low: PerGroup, high: PerGroup, grid: Grid, dtype: torch.dtype
 ) -> tuple[PerGroup, PerGroup]:
     """Return the scale of a range, and the code (not rounded) that means 0."""
-    scales = ((high - low) / grid.max_code).clamp(max=torch.finfo(dtype).max).to(dtype).float()
+    steps, most = _steps(low, high, grid), torch.finfo(dtype).max
+    if not (steps <= most).all():
+        raise WeightsError(
+            f"A group of weights from {low[steps > most][0]:.3g} to {high[steps > most][0]:.3g} "
+            f"needs a larger scale than {_name_of(dtype)} holds, which is {most:.3g} at most."
+        )
+    scales = steps.to(dtype).float()
     scales = torch.where(scales > 0, scales, 1.0)  # all weights are equal, or the scale underflows
     if grid.symmetric:
         return scales, torch.full_like(scales, 2 ** (grid.bits - 1))
     return scales, -low / scales
+
+
+def _steps(low: PerGroup, high: PerGroup, grid: Grid) -> PerGroup:
+    """Return the scales of ranges before they are rounded; a range may exceed float32."""
+    ranges = high - low
+    halves = 2 * ((high / 2 - low / 2) / grid.max_code)
+    return torch.where(ranges.isinf(), halves, ranges / grid.max_code)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def nearest_codes(

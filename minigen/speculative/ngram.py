@@ -8,30 +8,54 @@ from collections.abc import Sequence as SequenceOf
 
 from minigen.sequence import Sequence
 
+MOST_PLACES = 1000  # that are compared for one draft, the latest ones
+
 
 class NgramIndex:
-    """The places of all runs of `shortest` to `longest` tokens of one growing text."""
+    """The places of all runs of `shortest` to `longest` tokens of one growing text.
+
+    Only runs of `shortest` tokens are stored, so the memory is one entry per token; longer runs are
+    found by comparing what stands before these.
+    """
 
     def __init__(self, shortest: int, longest: int):
         self.shortest, self.longest = shortest, longest
         self.token_ids: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # the latest place after such a run
+        self._latest: dict[tuple[int, ...], int] = {}  # the latest place after a shortest run
+        self._earlier: list[int | None] = []  # by place: the one before it, after the same run
 
     def extend(self, token_ids: SequenceOf[int]) -> None:
         """Add tokens at the end of the text."""
         for token_id in token_ids:
-            place = len(self.token_ids)
-            for length in range(self.shortest, min(self.longest, place) + 1):
-                self._after[tuple(self.token_ids[place - length :])] = place
+            place, earlier = len(self.token_ids), None
+            if place >= self.shortest:
+                run = tuple(self.token_ids[place - self.shortest :])
+                earlier = self._latest.get(run)
+                self._latest[run] = place
+            self._earlier.append(earlier)
             self.token_ids.append(token_id)
 
     def find(self, end: SequenceOf[int]) -> int | None:
         """Return the place after the latest run that equals the end of `end`, the longest first."""
-        for length in range(min(self.longest, len(end)), self.shortest - 1, -1):
-            place = self._after.get(tuple(end[len(end) - length :]))
-            if place is not None:
-                return place
-        return None
+        if len(end) < self.shortest:
+            return None
+        last, found, length = end[-self.longest :], None, 0
+        place = self._latest.get(tuple(end[len(end) - self.shortest :]))
+        for _ in range(MOST_PLACES):
+            if place is None or length == len(last):
+                break
+            equal = self._num_equal(last, place)
+            if equal > length:
+                found, length = place, equal
+            place = self._earlier[place]
+        return found
+
+    def _num_equal(self, last: SequenceOf[int], place: int) -> int:
+        """Return how many tokens before a place equal the last ones of `last`."""
+        for count in range(self.shortest, min(len(last), place)):
+            if last[-1 - count] != self.token_ids[place - 1 - count]:
+                return count
+        return min(len(last), place)
 
     def following(self, place: int, count: int) -> list[int]:
         """Return `count` tokens from a place on; behind the text's end it goes on from that place.

@@ -169,8 +169,14 @@ def cached_njit(function: Callable[..., Any], counts_references: bool = True) ->
 
 
 def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
-    """Return whether the step for this form of weights and of KV cache is already compiled."""
-    return FOLDER is not None and _mark(FOLDER, form, kv_dtype).exists()
+    """Return whether the step for this form of weights and of KV cache is already compiled.
+
+    An empty mark is none: a full disk or a crash leaves one.
+    """
+    if FOLDER is None:
+        return False
+    mark = _mark(FOLDER, form, kv_dtype)
+    return mark.exists() and mark.stat().st_size > 0
 
 
 def speeds(form: str) -> dict[str, float]:
