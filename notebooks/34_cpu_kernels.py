@@ -129,7 +129,8 @@ chapter_map("CPU kernels", "weights", "KV cache")
 # %%
 guess_share = predict("The engine in float32 reaches how many % of its bound?", None, within=1.5)
 
-# %% [markdown] The next cell measures $B$ with a loop that hardly does anything but read: it adds
+# %% [markdown]
+# The next cell measures $B$ with a loop that hardly does anything but read: it adds
 # up a quarter of a gigabyte. One loop shows only what *this* loop reads, and memory may deliver
 # more to another. So take the result as a first value of $B$. Later sections compare it with other
 # loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a
@@ -416,7 +417,8 @@ for name in (wild, calm):
 assert errors[wild, 32] < errors[wild, 128] < errors[wild, matrices[wild].shape[1]]
 assert errors[calm, 128] < errors[calm, 32]
 
-# %% [markdown] In the right picture, lower is better, and a curve further to the left is cheaper.
+# %% [markdown]
+# In the right picture, lower is better, and a curve further to the left is cheaper.
 # For the tensor with outliers, of the sizes drawn, groups of 32 lie lowest (groups of 8 pay 4 bits
 # per number for scale and minimum, too much): 4 bits in groups of 32 beat 5 bits in groups of 128,
 # with fewer bits in all (5.00 against 5.25), and one group for each row is far behind. Choose the
@@ -590,7 +592,8 @@ print(f"a part for each group takes ⟨{ran:.1f}⟩ times the time; with the few
 print(f"⟨{of_fewest:.1f}⟩ times the instructions, with the most ⟨{of_most:.1f}⟩ times:")
 print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 
-# %% [markdown] First compare the loop of groups with the same loop of unknown size. Both ask for
+# %% [markdown]
+# First compare the loop of groups with the same loop of unknown size. Both ask for
 # the same sums across lanes. So where the first is several times slower, the sums are not the
 # reason, and neither is the scale. The last lines tell the reason: if the measured ratio is near
 # that of the copy with the most instructions, 3 and more per weight, the loop takes one number at a
@@ -697,7 +700,8 @@ explore(
     row=(0, 15, 1, 5),
 )
 
-# %% [markdown] For row $r = 16p + l$ (here $p$ is the panel, and $l$ the lane), group $g$ of $G$
+# %% [markdown]
+# For row $r = 16p + l$ (here $p$ is the panel, and $l$ the lane), group $g$ of $G$
 # and word $w$ of $W$, the place is
 #
 # $$\text{place} = \big((p\,G + g)\,W + w\big) \cdot 16 + l$$
@@ -747,7 +751,8 @@ lanes_at_work(a, b, c)
 print("a + b:         ", *(f"{each:.0f}" for each in c[:16]))
 print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 
-# %% [markdown] For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in
+# %% [markdown]
+# For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in
 # each lane four weights of one row (blue; 128 was added to each, as explained below) meet the same
 # four inputs (yellow), and the four products are added to the lane's sum (green). Lane 0 by hand:
 # $124 \cdot (-28) + 128 \cdot (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With
@@ -799,7 +804,8 @@ picture(
 (code,) = one_load.inspect_asm().values()
 measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
-# %% [markdown] A 0 in the last line means that your processor has no `vpdpbusd`, as Apple's chips
+# %% [markdown]
+# A 0 in the last line means that your processor has no `vpdpbusd`, as Apple's chips
 # do not. The sums in the figure are the same.
 #
 # ## The product in panels
@@ -882,7 +888,8 @@ for run in products_of_integers(num_rows).values():
     np.testing.assert_allclose(out[:512], by_hand, atol=1e-3)
 print("Both kernels' first 512 products equal those of multiply_bytes.")
 
-# %% [markdown] Now all products in turns: in each of five rounds each runs once (and once before
+# %% [markdown]
+# Now all products in turns: in each of five rounds each runs once (and once before
 # it, which is not counted), and the fastest run of each counts. The sum of the first cell takes
 # part as well. $B$ becomes the largest rate that any of them reached: the best that we know, so no
 # bar can pass it. If a loop over floats set it (268 MB in the sum, 302 MB in the products), it is
@@ -934,7 +941,8 @@ measured("panels: times as fast as torch in float32", seconds["torch, float32"] 
 measured("  of it by fewer bytes", weight.nbytes / panel_bytes)
 measured("  and by reading them faster", rates["panels"] / rates["torch, float32"])
 
-# %% [markdown] Each bar says how fast a loop *reads*, not how fast it is done: panels have 3.6
+# %% [markdown]
+# Each bar says how fast a loop *reads*, not how fast it is done: panels have 3.6
 # times fewer bytes than float32 (our scales are float32, so 8 + 32/32 = 9 bits per weight), so at
 # an equal bar they are done 3.6 times as fast. The last two lines split the gain over torch into
 # these two factors. (They multiply to the line above them.)
@@ -1008,7 +1016,8 @@ print(f"B is now {mark(bandwidth / 1e9, 'GB/s')}")
 print("\nan Intel Xeon; 10^9 bytes and operations per second, ridge in tokens:")
 print(lesson.table_of_roofs())
 
-# %% [markdown] Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the
+# %% [markdown]
+# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the
 # ridge, a step that lies on the roof waits for memory, and another token costs little. Right of it
 # each token costs its arithmetic, as those of a long prompt do. The shaded gap above a point is how
 # far it stays below its limit, so there another token costs more than the roof says. Near the
@@ -1020,7 +1029,7 @@ print(lesson.table_of_roofs())
 # above. The flat part is often that of 64 tokens with only 1,024 rows, whose weights and results a
 # cache holds, so points far right of the ridge can stay below it. And a point that set a limit lies
 # on it by definition: if one token did so, and B is now above the sum's bar in figure 34.6, a cache
-# kept a part of the 85 MB, and the slope is that of memory and cache together. Results are counted
+# may have kept a part of the 85 MB, and then the slope is that of memory and cache together. Results are counted
 # once, as bytes that are written. Many processors read a line from memory before they write to it;
 # then the points of many tokens have moved more than they are given here, and lie too far to the
 # right.)
@@ -1092,7 +1101,8 @@ for name, share in kinds.items():
     if share == "text":
         guess_scale.compare(100 * agreement(found, exact), "%", measured=True)
 
-# %% [markdown] One outlier sets the step of all numbers that share its scale. With one scale for
+# %% [markdown]
+# One outlier sets the step of all numbers that share its scale. With one scale for
 # all inputs of a product, these are the numbers of forty tokens; with a scale per token, those of
 # this token; with a scale for each 32, its 31 neighbours. The token of the figure is the first one,
 # the sink of chapter 14, with the largest outlier of all. So nearly all of its own inputs become 0
@@ -1224,7 +1234,8 @@ explore(
     away=(0, 12, 1, 6),
 )
 
-# %% [markdown] The package's step is one compiled function that every thread goes through, phase by
+# %% [markdown]
+# The package's step is one compiled function that every thread goes through, phase by
 # phase. Threads are woken at most once per step. Between phases they only read a counter until it
 # says that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier
 # counts finished tasks, not threads: it opens when all tasks of the phase are done, even if a
@@ -1389,8 +1400,8 @@ picture(
     draw.forms({form: form_bytes[form] for form in others}, of_form, bandwidth, rate, constant),
     "The time of a step against the bytes that it reads. Bars reach from the fastest to the slowest of "
     "six rounds, dots are the middle. A steeper line than the grey one hints that bandwidth is not "
-    "reached, its value at the left edge at a constant part; if that value is below zero, the line "
-    "fits badly and says neither.",
+    "reached, its value at the left edge at a constant part. A value below zero is no time: then the "
+    "line fits badly, and only the fits of the next cell tell whether it says anything.",
     number="34.10",
 )
 often = max(some, key=fastest.count)
@@ -1503,7 +1514,8 @@ for form, reference in references.items():
     print(f"{form:>13} against {reference:>7}: agreement {mark(100 * same, '%')}, ", end="")
     print(f"cost {cost[0]} ± {cost[1]}")
 
-# %% [markdown] A cost whose interval holds 0 is no cost that this text can show. One below 0 does
+# %% [markdown]
+# A cost whose interval holds 0 is no cost that this text can show. One below 0 does
 # not mean that rounding improves a model: of several intervals, one can miss 0 by chance. A small
 # model and 384 tokens are a weak test: real ones read tens of thousands of tokens, and ask
 # questions of several kinds besides.

@@ -278,7 +278,8 @@ picture(
     number="51.1",
 )
 
-# %% [markdown] Read the picture from left to right. In the upper row one bar reaches from the first
+# %% [markdown]
+# Read the picture from left to right. In the upper row one bar reaches from the first
 # look to the end of the answer: the look came just after the question, and waited. In the lower row
 # the bars are short: the loop answers while another thread computes. They are still longer than on
 # an idle server, if both threads need the same cores or the GIL. (The answer itself takes longer in
@@ -345,7 +346,8 @@ with EngineThread(llm.engine) as thread:
     pieces = [each async for each in my_tokens_of(llm, thread, answer)]
 print(*pieces, sep="\n")
 
-# %% [markdown] Follow one request in Figure 51.2. The client writes a POST and waits. The loop
+# %% [markdown]
+# Follow one request in Figure 51.2. The client writes a POST and waits. The loop
 # reads the body, checks the JSON, and encodes the text ([request
 # processor](../docs/glossary.md#request-processor); encoding is computing, too, so a body of 20 kB
 # or more is encoded in another thread); while bytes are missing, this request's coroutine waits,
@@ -434,9 +436,9 @@ print(raw.decode())
 # - `[DONE]` is no JSON. It says that no more events come. A connection that breaks does not say
 #   that, so a client can tell a whole answer from a broken one.
 #
-# If a stream arrives all at once, look at what stands between server and client. A proxy such as nginx
-# may collect a response and pass it on as a whole: the package's server sends `X-Accel-Buffering: no`
-# against that. The proxy's own time-out must be longer than the wait for the first token.
+# If a stream arrives all at once, look at what stands between server and client. A proxy (a program
+# between the two that passes requests and responses on), such as nginx, may collect a response and pass
+# it on as a whole: the package's server sends `X-Accel-Buffering: no` against that. The proxy's own time-out must be longer than the wait for the first token.
 #
 # ## Your turn: read the wire
 #
@@ -985,7 +987,8 @@ measured("first token, warm", warm, "s")
 print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
-# %% [markdown] The last line itself says where the time went (`load_duration`). (The warm request
+# %% [markdown]
+# The last line itself says where the time went (`load_duration`). (The warm request
 # also finds its prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70
 # billion parameters in 4 bits the cold time is at least the size of its weights divided by the
 # speed of the disk (chapter 11): 35 GB of codes and some 5 GB of scales (chapter 35) at 2 GB/s are

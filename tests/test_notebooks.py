@@ -53,6 +53,11 @@ def test_a_pair_holds_the_same_cells(source: Path) -> None:
     )
 
 
+def test_no_line_of_text_is_a_cells_title(notebook: dict[str, Any]) -> None:
+    """Jupytext takes words behind a marker of the .py for a title, and no page shows it."""
+    assert not [cell["metadata"] for cell in notebook["cells"] if "title" in cell["metadata"]]
+
+
 def test_mirrors_and_stubs_are_the_packages(source: Path) -> None:
     text = source.read_text(encoding="utf-8")
     assert refilled(text) == text, f"run python -m tools.notebooks {source.stem}"

@@ -50,7 +50,7 @@ class Tiled(NamedTuple):
 class Quantized(NamedTuple):
     """Inputs as bytes: number = (byte + zero) x scale, scale and zero point per 32 numbers.
 
-    Because of the zero point, the 256 steps of a group span from its smallest number to its
+    Because of the zero point, the 254 steps of a group span from its smallest number to its
     largest. With one large number they are half as wide as steps of a symmetric range.
     `words` and `numbers` are the same memory, as words of four bytes and as bytes. `pairs` holds
     two 16-bit numbers per group, which are multiplied with the weights' pair: the zero point, and
