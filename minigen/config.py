@@ -427,7 +427,7 @@ def check_outputs(
     Keys are the options as they are typed, such as "--json". Raises `OptionError` for an output
     whose folder does not exist, or that is a folder, an input, or another output.
     """
-    taken = {name: path for name, path in (inputs or {}).items() if path is not None}
+    taken = {name: path for name, path in (inputs or {}).items() if path and os.path.isfile(path)}
     for name, path in outputs.items():
         if path is None:
             continue

@@ -125,13 +125,14 @@ def test_goodput_equals_a_count_by_hand() -> None:
 def test_a_narrow_table_keeps_its_numbers_and_a_title_is_no_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "56")
+    monkeypatch.setenv("COLUMNS", "40")
     outcomes = [outcome(0, 12.5, [1.234] * 20)]
     print_report("model at http://host/[/b]", report(outcomes), True, 0.0)
     out = capsys.readouterr().out
     assert out.count("1,234") >= 8
     assert out.count("12,500") == 6
     assert "[/b]" in out
+    assert "inter-token" in out
 
 
 def test_a_load_that_failed_completely_still_has_a_report() -> None:

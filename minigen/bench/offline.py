@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minigen import __version__
-from minigen.bench.report import NAMES, Spread, check_lengths, spreads
+from minigen.bench.report import NAMES, Spread, check_lengths, print_spreads
 from minigen.bench.workload import Span
 from minigen.config import written
 from minigen.errors import OptionError
@@ -200,8 +200,7 @@ def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) 
     found = {"ttft": Spread.of(waits), "itl": Spread.of(gaps), "tpot": Spread.of(per_token)}
     found["e2e"] = Spread.of(ends)
     title = _title(llm, f"one request alone, {turns} times")
-    console = Console(highlight=False)
-    console.print(spreads(title, {NAMES[name]: spread for name, spread in found.items()}))
+    console = print_spreads(title, {NAMES[name]: spread for name, spread in found.items()})
     if llm.options.speculative_config is not None:
         console.print(TOGETHER, soft_wrap=True)
     numbers = {name: asdict(spread) if spread else None for name, spread in found.items()}

@@ -210,8 +210,7 @@ TOO_LATE = 0.010  # seconds: if requests are sent later than this, the load was 
 
 def print_report(title: str, found: Report, has_usage: bool, cpu_seconds: float) -> None:
     """Print a report; `cpu_seconds` is the CPU time of the load generator itself."""
-    console = Console(highlight=False)
-    console.print(spreads(title, {NAMES[each]: getattr(found, each) for each in LATENCIES}))
+    console = print_spreads(title, {NAMES[each]: getattr(found, each) for each in LATENCIES})
     for sentence in _sentences(found, has_usage, cpu_seconds):
         console.print(sentence, markup=False, soft_wrap=True)
 
@@ -225,16 +224,23 @@ def check_lengths(most: int, context: int) -> None:
         )
 
 
-def spreads(title: str, rows: dict[str, Spread | None]) -> Table:
-    """Return a table of latencies in milliseconds; a dash means that there are no values."""
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("milliseconds", overflow="fold")
+def print_spreads(title: str, rows: dict[str, Spread | None]) -> Console:
+    """Print a table of latencies in milliseconds, and return the console for what follows.
+
+    A dash means that there are no values. A terminal that is too narrow for the numbers wraps the
+    lines, so no digit is lost.
+    """
+    console, table = Console(highlight=False), Table(title=escape(title), title_justify="left")
+    table.add_column("milliseconds", overflow="fold", min_width=len("milliseconds"))
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for name, spread in rows.items():
         cells = ("-" if spread is None else _amount(getattr(spread, each)) for each in COLUMNS)
         table.add_row(name, *cells)
-    return table
+    least = console.measure(table, options=console.options.update(max_width=1000)).minimum
+    console.width = max(console.width, least)
+    console.print(table)
+    return console
 
 
 def _amount(seconds: float) -> str:

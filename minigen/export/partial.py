@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,11 +213,10 @@ def require_space(out: Path, num_bytes: int) -> None:
     What an earlier run left in OUT.partial takes its space already. Folders may not exist yet.
     """
     folder = folder_of(out.absolute())
-    num_bytes -= sum(
-        os.path.getsize(os.path.join(place, name))
-        for place, _, names in os.walk(folder)
-        for name in names
-    )
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # another process may work there
+                num_bytes -= os.path.getsize(os.path.join(place, name))
     there = next(each for each in folder.parents if os.path.exists(each))
     free = shutil.disk_usage(there).free
     if free < num_bytes:
