@@ -435,7 +435,7 @@ assert errors[calm, 128] < errors[calm, 32]
 
 # %%
 guess_groups = predict(
-    "How many times as fast as float32 with a scale for each 32?", None, within=2
+    "With a scale for each 32: how many times as fast as float32?", None, within=2
 )
 
 
@@ -492,16 +492,17 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a
 # time) and has the program choose among them when it runs. A copy converts each weight once, so the
-# numbers that one pass converts tell how many weights the pass has done. (One copy, of which more
-# below, converts some numbers for several groups together. Its weights are more than that, so it
-# needs less than is printed.) The next cell divides the instructions of a pass by them, and gives
-# the copy with the fewest and the one with the most instructions per weight. (Our count is 117 /
-# 576 = 0.20 per weight, and twice that with registers of eight lanes. LLVM, the compiler behind
-# Numba, often takes eight even where there are sixteen. The cell looks for the registers' names and
-# compares with the count for as many lanes, from the table below. Our count leaves out how a loop
-# counts its passes: an addition, a comparison and a jump. A pass over four registers, for example,
-# has $4 \cdot 3 + 3 = 15$ instructions for 64 weights, 0.23 per weight.) The cell also measures,
-# with so few rows that they stay in a cache: there these loops wait for instructions.
+# numbers that one pass converts tell how many weights the pass has done. (In one copy, of which
+# more below, some conversions serve several groups at once. It multiplies more weights than it
+# converts, so per weight it needs fewer instructions than are printed.) The next cell divides the
+# instructions of a pass by them, and gives the copy with the fewest and the one with the most
+# instructions per weight. (Our count is 117 / 576 = 0.20 per weight, and twice that with registers
+# of eight lanes. LLVM, the compiler behind Numba, often takes eight even where there are sixteen.
+# The cell looks for the registers' names and compares with the count for as many lanes, from the
+# table below. Our count leaves out how a loop counts its passes: an addition, a comparison and a
+# jump. A pass over four registers, for example, has $4 \cdot 3 + 3 = 15$ instructions for 64
+# weights, 0.23 per weight.) The cell also measures, with so few rows that they stay in a cache:
+# there these loops wait for instructions.
 #
 # And it adds two loops. The third is the second with one change: the compiler cannot know that a group
 # has 32 numbers, because it reads the size from the array. The fourth makes use of
@@ -660,7 +661,8 @@ reveal(34, multiply_bytes=in_bytes)
 input_codes, input_scales = to_bytes(x[None], 32)
 by_hand = in_bytes(codes[:512], scales[:512], input_codes[0], input_scales[0])
 off = np.abs(by_hand - weight[:512] @ x).max()
-print(f"512 rows: the largest error is {mark(off)}, of results up to {largest:.0f}")
+most = np.abs(weight[:512] @ x).max()
+print(f"512 rows: the largest error is {mark(off)}, of results up to {most:.0f}")
 
 # %% [markdown]
 # ## A row for each lane
@@ -805,8 +807,8 @@ picture(
 measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
 # %% [markdown]
-# A 0 in the last line means that your processor has no `vpdpbusd`, as Apple's chips
-# do not. The sums in the figure are the same.
+# A 0 in the last line means that your processor has no `vpdpbusd`; Apple's chips, for example, have
+# none. The sums in the figure are the same.
 #
 # ## The product in panels
 #
@@ -953,7 +955,8 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # time from memory. Among loops that wait the rates still differ, among other reasons because a loop
 # with fewer instructions per byte has more loads under way at once. The loops over bytes read only
 # 75 to 85 MB, and a large cache keeps a larger part of these than of the sum's 268 MB. So the sum
-# of the first cell need not be the longest bar.
+# of the first cell need not be the longest bar. (Compare the bars with each other, and not with
+# other cells' times, which were taken at other moments, one loop at a time.)
 #
 # The first two lines under *times as fast* compare *lanes kept apart* with two slower loops.
 # Against *a part for each group* it saves the slow copy, if that ran, and the sums across lanes.
@@ -1017,22 +1020,22 @@ print("\nan Intel Xeon; 10^9 bytes and operations per second, ridge in tokens:")
 print(lesson.table_of_roofs())
 
 # %% [markdown]
-# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the
-# ridge, a step that lies on the roof waits for memory, and another token costs little. Right of it
-# each token costs its arithmetic, as those of a long prompt do. The shaded gap above a point is how
-# far it stays below its limit, so there another token costs more than the roof says. Near the
-# ridge, reading and computing overlap only in part. And a tile needs two registers for each of its
-# tokens, for a total and for the integer dots; eight tokens can be more than there are registers.
-# (By vector instructions, the package stops at four in int8 and int4. If 8 and 16 tokens, which use
-# the same tile, lie right of the ridge and take nearly as long, another program probably disturbed
-# the measurement.) (Both limits are the best that was measured, so a point can lie on them and none
+# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that
+# lies on the roof waits for memory, and another token costs little. Right of it each token costs
+# its arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays
+# below its limit, so there another token costs more than the roof says. Near the ridge, reading and
+# computing overlap only in part. And a tile needs two registers for each of its tokens, for a total
+# and for the integer dots; eight tokens can be more than there are registers. (By vector
+# instructions, the package stops at four in int8 and int4. If 8 and 16 tokens, which use the same
+# tile, lie right of the ridge and take nearly as long, another program probably disturbed the
+# measurement.) (Both limits are the best that was measured, so a point can lie on them and none
 # above. The flat part is often that of 64 tokens with only 1,024 rows, whose weights and results a
 # cache holds, so points far right of the ridge can stay below it. And a point that set a limit lies
 # on it by definition: if one token did so, and B is now above the sum's bar in figure 34.6, a cache
-# may have kept a part of the 85 MB, and then the slope is that of memory and cache together. Results are counted
-# once, as bytes that are written. Many processors read a line from memory before they write to it;
-# then the points of many tokens have moved more than they are given here, and lie too far to the
-# right.)
+# may have kept a part of the 85 MB, and then the slope is that of memory and cache together.
+# Results are counted once, as bytes that are written. Many processors read a line from memory
+# before they write to it; then the points of many tokens have moved more than they are given here,
+# and lie too far to the right.)
 #
 # ### One processor, four sets of instructions
 #
