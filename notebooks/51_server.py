@@ -220,8 +220,9 @@ measured("ratio", busy / idle)
 # ## Why not a plain `def`?
 #
 # Every Python developer asks this next. FastAPI runs an endpoint that is a plain `def` in a thread
-# of a pool ([its documentation](https://fastapi.tiangolo.com/async/#path-operation-functions) says
-# why), so the loop stays free. `asyncio.to_thread` does the same by hand.
+# of a pool (threads that are kept ready for such calls; [its
+# documentation](https://fastapi.tiangolo.com/async/#path-operation-functions) says why), so the
+# loop stays free. `asyncio.to_thread` does the same by hand.
 #
 # But two threads must not step one engine at the same time: both would change its blocks and its
 # queues. So a naive server puts a lock around `generate` (a lock lets one thread in, and the others wait
@@ -347,16 +348,16 @@ with EngineThread(llm.engine) as thread:
 print(*pieces, sep="\n")
 
 # %% [markdown]
-# Follow one request in Figure 51.2. The client writes a POST and waits. The loop
-# reads the body, checks the JSON, and encodes the text ([request
-# processor](../docs/glossary.md#request-processor); encoding is computing, too, so a body of 20 kB
-# or more is encoded in another thread); while bytes are missing, this request's coroutine waits,
-# and the loop serves others. The command waits for the end of the current step. In the engine the
-# request waits for a place in the batch and for free blocks (chapter 24). Each step then brings a
-# token. It waits in the outbox (the engine's queue for the loop; more below) until the loop runs,
-# becomes an event, and the client reads it. The arrow back is the next step. (The figure is of the
-# package's server, whose engine thread also turns tokens into text. In the small servers below, the
-# loop does it.)
+# Follow one request in Figure 51.2. The client writes a POST and waits. The loop reads the body,
+# checks the JSON, and encodes the text ([request processor](../docs/glossary.md#request-processor);
+# encoding is computing, too, so a body of 20 kB or more is encoded in another thread); while bytes
+# are missing, this request's coroutine waits, and the loop serves others. The command waits for the
+# end of the current step. In the engine the request waits for a place in the batch and for free
+# blocks (chapter 24). Each step then brings a token. It waits in the outbox (the engine's queue for
+# the loop; more below) until the loop runs, becomes an event, and the client reads it. The arrow
+# back is the next step. (The figure is of the package's server, which sends the text that the
+# engine's thread has made of the tokens. The small servers below ignore that text: their loop makes
+# it again, from the tokens' bytes.)
 #
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
@@ -366,7 +367,7 @@ print(*pieces, sep="\n")
 # | layer | its part of a request | where you met it |
 # |---|---|---|
 # | L6 client | asks, reads events, tries again | OpenAI's client, below |
-# | **L5 gateway** | **HTTP, JSON, keys, limits, time-outs, disconnects** | **this chapter** |
+# | **L5 gateway** | **HTTP, JSON, API keys, limits, time-outs, disconnects** | **this chapter** |
 # | L4 routing and batching | which requests run together, and on which engine | 24 (and 52) |
 # | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 23, 25, 35, 36, 41, 42 |
 # | L2 runtime | files, formats, packages | 11 |
@@ -437,8 +438,9 @@ print(raw.decode())
 #   that, so a client can tell a whole answer from a broken one.
 #
 # If a stream arrives all at once, look at what stands between server and client. A proxy (a program
-# between the two that passes requests and responses on), such as nginx, may collect a response and pass
-# it on as a whole: the package's server sends `X-Accel-Buffering: no` against that. The proxy's own time-out must be longer than the wait for the first token.
+# between the two that passes requests and responses on), such as nginx, may collect a response and
+# pass it on as a whole: the package's server sends `X-Accel-Buffering: no` against that. The
+# proxy's own time-out must be longer than the wait for the first token.
 #
 # ## Your turn: read the wire
 #
@@ -575,14 +577,15 @@ for clients, per_event in tokens_per_event.items():
 #
 # ## How often to wake the loop
 #
-# When a step ends, there is a token for every running request. Must the loop be asked to run for each of
-# them? Asking costs a system call (a request to the operating system), and the woken thread competes
-# with the engine's for the GIL. `my_tokens_of` asks once per token, even if the loop is awake already.
-# The package's `Dispatcher` collects the events of all streams in one outbox, and asks the loop once to
-# empty it.
-# `EngineThread` takes the loop's function for that as its second argument. (A coroutine that the loop
-# runs by itself is a **task**, which can be cancelled; `asyncio.gather` makes a task of each of several
-# coroutines, and waits for all. `lesson.tokens_of` is `my_tokens_of`, and also handles errors.)
+# When a step ends, there is a token for every running request. Must the loop be asked to run for
+# each of them? Asking costs a system call (a request to the operating system), and the woken thread
+# competes with the engine's for the GIL. `my_tokens_of` asks once per token, even if the loop is
+# awake already. The package's `Dispatcher` collects the events of all streams in one outbox, and
+# asks the loop once to empty it. `EngineThread` takes the loop's function for that as its second
+# argument. (A coroutine that the loop runs by itself is a **task**, which can be cancelled;
+# `asyncio.gather` makes a task of each of several coroutines, and waits for all. `lesson.tokens_of`
+# is `my_tokens_of`, and also handles errors, and leaves out the bytes of the token that ends an
+# answer, such as `<|im_end|>`.)
 #
 # Predict: eight streams of 24 tokens are 192 tokens. How often is the loop asked, if it is asked
 # once per step? (One waking may serve several calls, so the loop wakes at most as often.)
@@ -829,12 +832,12 @@ reveal(51, chat_events=mine)
 # they do not come back all at once.
 #
 # Below, six requests come together where two may be *in flight* (admitted, and not at their end).
-# After that, one request comes with a wrong key, and one with the right key takes longer than is
-# allowed. This last error occurs in the middle of a stream: status 200 has already been sent, so
-# the error must be an event. The limits, the keys and the time-outs are **middleware**: rings
-# around the app that know no model. The printed text at the end is their module's own (ASGI is
-# explained below it; CORS are rules by which a browser decides what a page may read from another
-# site, and in some cases it asks first: a *preflight*).
+# After that, one request comes with a wrong [API key](../docs/glossary.md#api-key), and one with
+# the right key takes longer than is allowed. This last error occurs in the middle of a stream:
+# status 200 has already been sent, so the error must be an event. The limits, the keys and the
+# time-outs are **middleware**: rings around the app that know no model. The printed text at the end
+# is their module's own (ASGI is explained below it; CORS are rules by which a browser decides what
+# a page may read from another site, and in some cases it asks first: a *preflight*).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -1232,8 +1235,9 @@ verdicts(
 # one connection and both sides can stream. Such messages are smaller and faster to read than JSON,
 # but a web page cannot send them without a translator. So
 # [gRPC](https://grpc.io/docs/what-is-grpc/introduction/) is mostly found inside: TGI's router calls
-# its model servers by gRPC, SGLang's server can speak it (`--grpc-mode`), and Triton Inference
-# Server offers it beside HTTP. Clients outside get HTTP and JSON.
+# its model servers by gRPC, SGLang's server can speak it (`--smg-grpc-mode`, before version 0.5.16
+# `--grpc-mode`), and Triton Inference Server offers it beside HTTP. Clients outside get HTTP and
+# JSON.
 #
 # **OpenTelemetry** is a common format for what programs report about themselves. Its *trace*
 # follows one request through several programs: each part of the way is a *span* with a name, a
