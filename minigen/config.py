@@ -235,7 +235,7 @@ class EngineConfig:
         if self.context_parallel_size > 1:
             self._check_context_parallel()
         drafts = self.speculation is not None and self.speculation.method == "draft_model"
-        if drafts and (self.device != "cpu" or self.num_ranks > 1):
+        if drafts and self.num_ranks > 1:
             raise OptionError("A draft_model runs in one process, on device='cpu'.")
         if self.pipeline_parallel_size > 1 and self.device != "cpu":
             raise OptionError(

@@ -332,8 +332,9 @@ def test_ollamas_calls_and_results_get_ids_by_name_and_by_order() -> None:
     assert ids == [None, "call00001", "call00000", "mine", None, "call00003"]
 
 
-def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost) -> None:
+def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost, client: OpenAI) -> None:
     """The writer alone, because no random model calls by itself."""
+    ask(client, "plain", max_tokens=1)  # loads the model
     served = host.models["plain"].served
     assert served is not None
     (state,) = served.llm.process_requests(["Hi"], SamplingParams(max_tokens=9))

@@ -97,6 +97,8 @@ def _draft_model(
     num_threads: int,
 ) -> Proposer:
     """Return a proposer by a second model, with a KV cache of its own as large as it can need."""
+    if options.device != "cpu":
+        raise OptionError("A draft_model runs in one process, on device='cpu'.")
     draft = checkpoint if config.model is None else open_checkpoint(hub.resolve(config.model))
     if draft.config.vocab_size != checkpoint.config.vocab_size:
         raise OptionError(

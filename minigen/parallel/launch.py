@@ -78,7 +78,9 @@ class Workers:
         """
         deadline = time.monotonic() + (0.0 if error is None else _GRACE_SECONDS)
         ended = self._ended()
-        while not ended and time.monotonic() < deadline:
+        if ended and set(ended.values()) == {LOST_ANOTHER}:  # the end of the other comes to light
+            deadline = time.monotonic() + _GRACE_SECONDS
+        while set(ended.values()) <= {LOST_ANOTHER} and time.monotonic() < deadline:
             time.sleep(0.01)
             ended = self._ended()
         stopped = self._stopped.look(self.process_ids)

@@ -15,18 +15,25 @@ from minigen.errors import WorkerError
 from minigen.parallel.comm import local_comm
 from minigen.parallel.launch import LOST_ANOTHER, exit_process, run_worker
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
 
 
 def main() -> None:
     """Run a worker. It exits with status 0 as soon as rank 0 ends, even in the middle of a step."""
     rank, num_ranks, rendezvous = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    Thread(target=_end_with_rank_0, args=[rendezvous.parent], daemon=True).start()
-    Thread(target=_end_with_parent, args=[os.getppid(), rendezvous.parent], daemon=True).start()
+    folder = rendezvous.parent
+    watchers = (
+        Thread(target=_end_with_rank_0, args=[folder], daemon=True),
+        Thread(target=_end_with_parent, args=[os.getppid(), folder], daemon=True),
+    )
+    for each in watchers:
+        each.start()
     try:
         run_worker(local_comm(rank, num_ranks, rendezvous))
     except WorkerError as error:
         print(error, file=sys.stderr, flush=True)
+        for each in watchers:  # if rank 0 has ended, one of them ends this process
+            each.join(2 * _LOOK_SECONDS)
         os._exit(LOST_ANOTHER)
     exit_process()
 
