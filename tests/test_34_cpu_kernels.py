@@ -289,8 +289,9 @@ def test_a_step_counts_no_references_to_arrays() -> None:
 
 
 @njit
-def _embed_one(embedding: Any, width: Any, out: np.ndarray) -> None:
+def _embed_one(embedding: Any, width: Any, out: np.ndarray) -> Any:
     embed_row(embedding, 0, width, out, 0)
+    return embedding.words[0].view(np.uint16), out.view(np.int32)
 
 
 def test_a_caller_that_counts_references_does_not_make_a_steps_parts_count() -> None:

@@ -28,7 +28,7 @@ from minigen.kernels.cpu.microkernels import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.simd import float16_at, fused, load, load_float16, store, store_bfloat16
+from minigen.kernels.cpu.simd import float16_of, fused, load, load_float16, store, store_bfloat16
 from tests.processes import said_by
 from tools.chapters import ROOT
 
@@ -40,7 +40,7 @@ def _widen(halves, out):  # type: ignore[no-untyped-def]
 
 def _widen_each(halves, out):  # type: ignore[no-untyped-def]
     for index in range(len(halves)):
-        out[index] = float16_at(halves, index)
+        out[index] = float16_of(halves[index])
 
 
 def _narrow(numbers, out):  # type: ignore[no-untyped-def]

@@ -260,15 +260,24 @@ def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def float16_at(typingctx: Any, array: Any, index: Any) -> Any:
-    """Load one float16 number of a flat uint16 array as float32."""
+def float16_of(typingctx: Any, bits: Any) -> Any:
+    """Return the float16 number in the low 16 bits of an integer as float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = address(context, builder, sig, args, 0, ir.IntType(16))
-        bits = broadcast(builder, builder.load(pointer, align=2))
-        return builder.extract_element(from_float16(builder, bits), I32(0))
+        half = broadcast(builder, builder.trunc(args[0], ir.IntType(16)))
+        return builder.extract_element(from_float16(builder, half), I32(0))
 
-    return types.float32(array, types.intp), codegen
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def float32_of(typingctx: Any, bits: Any) -> Any:
+    """Return the float32 number in the low 32 bits of an integer."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(builder.trunc(args[0], I32), F32)
+
+    return types.float32(types.int64), codegen
 
 
 @intrinsic

@@ -17,7 +17,15 @@ from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.kv.layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.packed_weights import GROUP, Codes8, pack_layers, pack_rows
-from minigen.kernels.cpu.simd import OutsideKernelError, float16_at, kernel, load, overload, store
+from minigen.kernels.cpu.simd import (
+    OutsideKernelError,
+    float16_of,
+    float32_of,
+    kernel,
+    load,
+    overload,
+    store,
+)
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 from minigen.model.layers import rotary_frequencies, rotary_tables
 
@@ -62,23 +70,25 @@ def _embed_row(embedding, token_id, width, out, at):
     return _embed_codes8 if embedding.instance_class is Codes8 else _embed_pairs
 
 
+# No array is viewed as one of another type here: Numba compiles the inside of `view` once per
+# process and type, with reference counts if its first caller counts them.
 def _embed_codes8(embedding, token_id, width, out, at):
     words = embedding.words[0]
-    halves = words.view(np.uint16)
     panel, lane = divmod(token_id, 16)
     for column in range(width):
         group = (panel * (width // 32) + column // 32) * 136
         word = words[group + column % 32 // 4 * 16 + lane]
         code = ((word >> (8 * (column % 4))) & 255) - 128
-        out[at + column] = np.float32(code) * float16_at(halves, 2 * (group + 128) + lane)
+        two_scales = words[group + 128 + lane // 2]
+        out[at + column] = np.float32(code) * float16_of(two_scales >> (16 * (lane % 2)))
 
 
 def _embed_pairs(embedding, token_id, width, out, at):
-    words, bits = embedding.words[0], out.view(np.int32)
+    words = embedding.words[0]
     panel, lane = divmod(token_id, 16)
     for column in range(width):
         word = words[(panel * (width // 2) + column // 2) * 16 + lane]
-        bits[at + column] = word << 16 if column % 2 == 0 else word & -65536
+        out[at + column] = float32_of(word << 16 if column % 2 == 0 else word & -65536)
 
 
 @kernel
