@@ -82,20 +82,19 @@ def write_query(cache, scratch, query, x, at, head_dim, scale):
 def write_key(cache, start, lane, x, at, head_dim, buffer):
     """Quantise a head's key and write it as token `lane` of the tile at word `start`."""
     hadamard(x, at, head_dim)
-    scale, _ = _write_codes(x, at, head_dim, ABOVE, buffer.view(np.uint8), 0)
-    words = buffer.view(np.int32)
+    scale, _ = _write_codes(x, at, head_dim, ABOVE, buffer, 0)
     for word in range(head_dim // 4):
-        cache.words[start + word * 16 + lane] = words[word]
+        for byte in range(4):
+            cache.codes[4 * (start + word * 16 + lane) + byte] = buffer[4 * word + byte]
     cache.scales[start + 4 * head_dim + lane] = scale
 
 
 def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
     """Quantise a head's value and write it as token `lane` of the tile at word `start`."""
-    codes = buffer.view(np.uint8)
-    scale, _ = _write_codes(x, at, head_dim, ABOVE, codes, 0)
+    scale, _ = _write_codes(x, at, head_dim, ABOVE, buffer, 0)
     values = 4 * start + (lane // 4) * 4 * head_dim + lane % 4
     for number in range(head_dim):
-        cache.codes[values + 4 * number] = codes[number]
+        cache.codes[values + 4 * number] = buffer[number]
     cache.scales[start + 4 * head_dim + lane] = scale
 
 

@@ -170,11 +170,11 @@ def make_scratch(
     scores = zeros(num_rows * CHUNK, np.float32)
     probs = zeros(num_rows * CHUNK // 2, np.int32)
     totals = zeros((num_workers, MOST_ROWS * (shape.head_dim + 2)), np.float32)
-    head = zeros((num_workers, shape.head_dim), np.uint16)
     if kv_dtype == "bfloat16":
         queries = zeros(num_queries * shape.head_dim // 2, np.int32)
         halves = queries.view(np.uint16), probs.view(np.uint16)
         values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
+        head = zeros((num_workers, shape.head_dim), np.uint16)
         own = (scores, probs, halves[1], values, totals, head)
         return Scratch(queries, halves[0], query_rows, *own)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
@@ -190,7 +190,7 @@ def make_scratch(
         zeros(num_rows * 3, np.float32),
         zeros(num_workers * CHUNK, np.float32),
         totals,
-        head,
+        zeros((num_workers, shape.head_dim), np.uint8),
     )
 
 
