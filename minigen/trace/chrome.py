@@ -111,7 +111,7 @@ class _Drawing:
         self.drawn = ChromeRecords("minigen")
         self._engine = self.drawn.add_track("engine")
         self._origin_ns: int | None = None
-        self._now_us = self._step_ended_us = 0
+        self._now_us = self._first_chunk_us = self._step_ended_us = 0
         self._tracks: dict[int | None, _Track] = {}
         self._in_step: dict[_Track, None] = {}  # in the order of their chunks
         self._stages: dict[int, int] = {}  # their tracks
@@ -160,6 +160,8 @@ class _Drawing:
         elif event.counts["computed"] < (request.prompt_tokens or 0) or event.counts["tokens"] > 1:
             name = "prefill"
         track = self._tracks[request.sequence_id]
+        if not self._in_step:
+            self._first_chunk_us = self._now_us
         self._begin(track, name, self._now_us, event.counts)
         self._in_step[track] = None
 
@@ -183,8 +185,9 @@ class _Drawing:
     def _end_step(self, event: Event) -> None:
         for track in list(self._in_step):
             self._end(track, self._now_us)
+        # A duration is measured before its event's time, so the difference may be too late.
         started_us = self._microseconds(event.time_ns - event.counts["duration_ns"])
-        started_us = min(max(started_us, self._step_ended_us), self._now_us)
+        started_us = max(min(started_us, self._first_chunk_us), self._step_ended_us)
         self.drawn.add_slice(self._engine, "step", started_us, self._now_us, event.counts)
         self.drawn.set_level("tokens in batch", started_us, event.counts["tokens"])
         self.drawn.set_level("tokens in batch", self._now_us, 0)
