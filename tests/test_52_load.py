@@ -343,6 +343,7 @@ def test_bench_never_replaces_a_file_of_its_own(
         (("throughput", "--json", f"{new}/x.json"), "its folder does not exist"),
         (("latency", "--json", f"{new}/x.json"), "its folder does not exist"),
         (("--json", f"{new}/x.json"), "its folder does not exist"),
+        (("--model", str(prompts), "--json", str(link)), "would replace the file of --model"),
     ):
         code, _, err = bench(monkeypatch, capsys, *arguments)
         assert (code, prompts.read_text("utf-8")) == (1, "hello\n")

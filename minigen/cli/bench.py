@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from minigen.cli.options import Load, loads_model
-from minigen.config import check_outputs
 from minigen.errors import OptionError
 
 benches = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
@@ -49,7 +48,7 @@ def summary(
     from minigen.bench.offline import Workload, run_bench
 
     workload = Workload(requests, input_tokens, output_tokens, turns)
-    check_outputs({"--json": json_file})
+    load.check_outputs({"--json": json_file})
     run_bench(load(), workload, json_file)
 
 
@@ -75,7 +74,7 @@ def throughput(
     lengths = Lengths(
         Span.parse("input-tokens", input_tokens), Span.parse("output-tokens", output_tokens), seed
     )
-    check_outputs({"--json": json_file})
+    load.check_outputs({"--json": json_file})
     run_throughput(load(), requests, lengths, json_file)
 
 
@@ -101,7 +100,7 @@ def latency(
     lengths = Lengths(
         Span.parse("input-tokens", input_tokens), Span.parse("output-tokens", output_tokens), seed
     )
-    check_outputs({"--json": json_file})
+    load.check_outputs({"--json": json_file})
     run_latency(load(), turns, lengths, json_file)
 
 

@@ -20,7 +20,6 @@ from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_cut, tak
 from minigen.cli.perplexity import perplexity
 from minigen.cli.quantize import quantize
 from minigen.cli.serve import serve
-from minigen.config import check_outputs
 from minigen.errors import MinigenError, PromptError, SlowPathWarning
 from minigen.renamed import refuse_old_flags
 from minigen.sampling.params import SamplingParams
@@ -101,7 +100,7 @@ def generate(
     from minigen.cli.options import with_schema
 
     params = with_schema(params, json_schema)
-    check_outputs({"--trace": trace})
+    load.check_outputs({"--trace": trace})
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
     inputs = (

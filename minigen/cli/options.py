@@ -2,15 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import Field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
-from minigen.config import EngineConfig
+from minigen.config import EngineConfig, check_outputs
 from minigen.errors import OptionError
 from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
@@ -21,8 +21,26 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
 
-Load = Callable[[], "LLM"]
 Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Loads the model with the options as typed."""
+
+    model: str
+    options: dict[str, Any]
+
+    def __call__(self) -> "LLM":
+        return load_model(self.model, **self.options)
+
+    def check_outputs(self, outputs: Mapping[str, Path | None]) -> None:
+        """Check output files before any work, as `minigen.config.check_outputs` does.
+
+        Raises `OptionError` also for an output that would replace the model's file.
+        """
+        check_outputs(outputs, {"--model": Path(self.model)})
+
 
 MODEL = inspect.Parameter(
     "model",
@@ -45,7 +63,7 @@ def loads_model(command: Command) -> Command:
     return with_options(
         command,
         [MODEL, *engine_flags(EngineConfig, command.__name__)],
-        lambda typed: functools.partial(load_model, **typed),
+        lambda typed: Load(typed.pop("model"), typed),
     )
 
 
