@@ -80,11 +80,43 @@ def directory(tmp_path: Path) -> Path:
     return save_eight_heads(tmp_path)
 
 
-def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def pretend_gpus(
+    monkeypatch: pytest.MonkeyPatch, count: int, capability: tuple[int, int] = (9, 0)
+) -> None:
     import minigen.parallel.gpu  # noqa: F401  # its kernels are imported without GPUs
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@needs_triton
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_gpu_without_bfloat16_and_an_interpreter_are_refused(
+    num_ranks: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 2, capability=(7, 5))
+    message = r"needs compute capability 8\.0 or more; GPU 0, a GPU, has 7\.5: leave device at"
+    with pytest.raises(OptionError, match=message):
+        LLM.load(directory, device="cuda", tensor_parallel_size=num_ranks)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(OptionError, match=r"TRITON_INTERPRET=1 asks for .* unset it"):
+        LLM.load(directory, device="cuda", tensor_parallel_size=num_ranks)
+
+
+@needs_triton
+def test_a_model_that_fills_the_gpu_is_refused_in_words_of_the_memory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 1000))
+    message = r"memory that the weights and a step of .* 40 leave free, 0 bytes, holds no block"
+    with pytest.raises(OptionError, match=message):
+        LLM.load(directory, device="cuda", max_num_batched_tokens=40, max_num_seqs=2)
 
 
 @needs_triton

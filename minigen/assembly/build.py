@@ -296,8 +296,14 @@ def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
     left = kv_bytes - plan.kv_fixed_bytes
     if left < block_bytes:
         fixed = f", and all blocks that are not full {plan.kv_fixed_bytes} bytes"
+        given = f"kv_cache_memory {kv_bytes} bytes holds"
+        if options.kv_bytes is None:
+            given = (
+                f"The memory that the weights and a step of max_num_batched_tokens "
+                f"{options.max_num_batched_tokens} leave free, {kv_bytes} bytes, holds"
+            )
         raise OptionError(
-            f"kv_cache_memory {kv_bytes} bytes holds no block: a block of {options.block_size} "
+            f"{given} no block: a block of {options.block_size} "
             f"tokens takes {block_bytes} bytes{fixed if plan.kv_fixed_bytes else ''}."
         )
     return min(left // block_bytes, usable)

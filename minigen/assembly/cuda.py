@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # reading checkpoints needs packages that the kernels do not 
 
 DTYPE = torch.bfloat16
 _SHARE_FOR_CACHE = 0.9  # of the memory that weights and a step leave free
+_FIRST_WITH_BFLOAT16 = (8, 0)  # compute capability: Ampere
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,11 @@ def plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaP
             "device='cuda' needs an NVIDIA GPU and a torch that is built for it; torch finds none: "
             "leave device at 'cpu'."
         )
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise OptionError(
+            "device='cuda' needs compiled kernels, and TRITON_INTERPRET=1 asks for Triton's "
+            "interpreter: unset it before Python starts, or leave device at 'cpu'."
+        )
     for name in ("weights", "kv_cache_dtype"):
         if getattr(options, name) not in ("auto", "bfloat16"):
             raise OptionError(
@@ -150,6 +156,7 @@ def plan(checkpoint: "Checkpoint", options: EngineConfig, trace: Trace) -> CudaP
             )
     if options.tensor_parallel_size > 1:
         return _split(checkpoint, options, "cuda", DTYPE, trace)
+    _check_capability(torch.cuda.current_device())
     torch.cuda.empty_cache()  # memory that torch still caches for earlier models counts as free
     free, _ = torch.cuda.mem_get_info()
     left = left_for_cache(free, checkpoint, options, DTYPE, _SHARE_FOR_CACHE)
@@ -181,7 +188,7 @@ def _split(
 
 
 def _check_gpus(num_ranks: int) -> None:
-    """Raise `OptionError` if this machine has fewer GPUs than ranks."""
+    """Raise `OptionError` if this machine has fewer GPUs than ranks, or one that is too old."""
     from minigen.parallel.launch import num_local_ranks
 
     needed, found = num_local_ranks(num_ranks), torch.cuda.device_count()
@@ -190,6 +197,24 @@ def _check_gpus(num_ranks: int) -> None:
             f"tensor_parallel_size {num_ranks} with device='cuda' needs {needed} GPUs on this "
             f"machine, one per rank, and torch finds {found}: set it to {found} or less."
         )
+    for index in range(needed):
+        _check_capability(index)
+
+
+def _check_capability(index: int) -> None:
+    """Raise `OptionError` if a GPU of NVIDIA has no bfloat16."""
+    capability = torch.cuda.get_device_capability(index)
+    if torch.version.hip is None and capability < _FIRST_WITH_BFLOAT16:
+        raise OptionError(
+            "device='cuda' computes in bfloat16, which needs compute capability "
+            f"{_dotted(_FIRST_WITH_BFLOAT16)} or more; GPU {index}, "
+            f"{torch.cuda.get_device_name(index)}, has {_dotted(capability)}: leave device at "
+            "'cpu'."
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(str(each) for each in capability)
 
 
 def interpreted_attention(weights: str) -> AttentionBackend:

@@ -11,7 +11,7 @@ from minigen.engine.model_runner import batch_of
 from minigen.kernels.triton.attention import DevicePool
 from minigen.kernels.triton.kernel_model import kernel_model
 from minigen.kernels.triton.runner import DecodeInputs, GpuRunner, choose_on_device
-from minigen.sequence import ScheduledChunk
+from minigen.sequence import ScheduledChunk, Sequence
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -123,9 +123,27 @@ def test_plain_draws_are_the_devices_and_others_torchs(tiny_sequences: list) -> 
     assert found == choose_on_device(logits, tiny_sequences), "the same seeds draw the same"
 
 
+def test_a_rows_draw_does_not_depend_on_other_rows() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    wanted = [{}, {"top_k": 3}, {"temperature": 0, "logit_bias": {7: 100}}]
+    for seed in range(20):
+        rows = [
+            Sequence(i, (1,), SamplingParams(**{"temperature": 1.0} | each), seed, 8, frozenset())
+            for i, each in enumerate(wanted)
+        ]
+        alone = [choose_on_device(logits[i : i + 1], [rows[i]])[0] for i in range(3)]
+        assert choose_on_device(logits, rows) == alone
+        assert choose_on_device(logits.flip(0), rows[::-1]) == alone[::-1]
+        assert alone[2] == 7
+
+
+def test_a_tiny_temperature_draws_the_most_likely_token() -> None:
+    row = Sequence(1, (1,), SamplingParams(temperature=1e-38), 5, 8, frozenset())
+    for logits in ([1.0, 5.0, 1000.0, 10.0], [-1000.0, -20.0, -10.0, -30.0]):
+        assert choose_on_device(torch.tensor([logits]), [row]) == [2]
+
+
 @pytest.fixture(params=[{"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}])
 def tiny_sequences(request: pytest.FixtureRequest) -> list:
-    from minigen.sequence import Sequence
-
     wanted = [SamplingParams(temperature=0), SamplingParams(**request.param)]
     return [Sequence(i, (1,), params, 5, 8, frozenset()) for i, params in enumerate(wanted)]

@@ -53,7 +53,8 @@ class DevicePool(PlacedKVPool):
         """Copy whole blocks, each (source, target), in all layers."""
         if pairs:
             sources, targets = to_device(torch.tensor(pairs), self.kv.device).unbind(1)
-            self.kv[:, :, targets] = self.kv[:, :, sources]
+            for layer in self.kv:  # one at a time, because the right side is in new memory
+                layer[:, targets] = layer[:, sources]
 
 
 class PagedAttention:

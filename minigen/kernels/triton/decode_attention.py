@@ -129,7 +129,8 @@ def join_splits_kernel(
 def num_splits(num_programs: int, longest: int, num_processors: int) -> int:
     """Return the number of splits for contexts of at most `longest` tokens, a power of two.
 
-    It gives about four programs per multiprocessor, and at least 128 tokens per split.
+    It gives about four programs per multiprocessor, and at least 128 tokens per split of the
+    longest context; shorter ones leave splits empty.
 
     >>> num_splits(num_programs=512, longest=4096, num_processors=132)
     1

@@ -228,16 +228,38 @@ def choose_on_device(
 ) -> list[int]:
     """Return a token per row; -1 where its logits are not finite.
 
-    Greedy rows and plain random draws need one pass on the device. If any row needs more (top-k,
-    penalties, bans, ...), all rows are sampled on the CPU.
+    Greedy rows and plain random draws need one pass on the device. Rows that need more (top-k,
+    penalties, bans, ...) are sampled on the CPU. So a row's token does not depend on other rows.
     """
-    if not all(_is_plain(each.params) for each in sequences):
-        return choose_tokens(logits.cpu(), sequences)
+    others = [row for row, each in enumerate(sequences) if not _is_plain(each.params)]
+    if not others:
+        return _choose_plain(logits, sequences)
+    rows = logits[to_device(torch.tensor(others), logits.device)].cpu()
+    chosen = choose_tokens(rows, [sequences[row] for row in others])
+    if len(others) == len(sequences):
+        return chosen
+    found = _choose_plain(logits, sequences)
+    for row, token in zip(others, chosen, strict=True):
+        found[row] = token
+    return found
+
+
+# A quotient of a logit and a temperature below it could overflow float32.
+_LOWEST_TEMPERATURE = 1e-30
+
+
+def _choose_plain(
+    logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
+) -> list[int]:
+    """Return a token per row, by a kernel that knows nothing but temperatures and seeds."""
     if all(each.params.greedy for each in sequences):
         temperatures = torch.zeros(len(sequences), device=logits.device)
         seeds = torch.zeros(len(sequences), dtype=torch.int64, device=logits.device)
     else:
-        wanted = [float(each.params.temperature) for each in sequences]  # some are the integer 1
+        wanted = [
+            0.0 if each.params.greedy else max(each.params.temperature, _LOWEST_TEMPERATURE)
+            for each in sequences
+        ]
         temperatures = to_device(torch.tensor(wanted), logits.device)
         seeds = to_device(_seeds(sequences), logits.device)
     found: list[int] = choose_triton(logits, temperatures, seeds).tolist()
