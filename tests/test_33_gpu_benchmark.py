@@ -113,6 +113,9 @@ def test_the_cache_uses_the_memory_that_weights_and_a_step_leave_free(
 ) -> None:
     emptied = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 25 * 10**9))
     config = SimpleNamespace(
