@@ -114,7 +114,9 @@ def test_a_model_that_fills_the_gpu_is_refused_in_words_of_the_memory(
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 1000))
-    message = r"memory that the weights and a step of .* 40 leave free, 0 bytes, holds no block"
+    message = (
+        r"of 0 bytes, what the weights and a step of .* 40 leave free, holds no block: a block"
+    )
     with pytest.raises(OptionError, match=message):
         LLM.load(directory, device="cuda", max_num_batched_tokens=40, max_num_seqs=2)
 

@@ -296,14 +296,14 @@ def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
     left = kv_bytes - plan.kv_fixed_bytes
     if left < block_bytes:
         fixed = f", and all blocks that are not full {plan.kv_fixed_bytes} bytes"
-        given = f"kv_cache_memory {kv_bytes} bytes holds"
+        given = f"kv_cache_memory {kv_bytes} bytes"
         if options.kv_bytes is None:
-            given = (
-                f"The memory that the weights and a step of max_num_batched_tokens "
-                f"{options.max_num_batched_tokens} leave free, {kv_bytes} bytes, holds"
-            )
+            step = f"a step of max_num_batched_tokens {options.max_num_batched_tokens}"
+            left_by = f"what the weights and {step} leave free"
+            default = "the default" if options.device == "cpu" else left_by
+            given = f"A KV cache of {kv_bytes} bytes, {default},"
         raise OptionError(
-            f"{given} no block: a block of {options.block_size} "
+            f"{given} holds no block: a block of {options.block_size} "
             f"tokens takes {block_bytes} bytes{fixed if plan.kv_fixed_bytes else ''}."
         )
     return min(left // block_bytes, usable)

@@ -11,6 +11,7 @@ from minigen.engine.model_runner import batch_of
 from minigen.kernels.triton.attention import DevicePool
 from minigen.kernels.triton.kernel_model import kernel_model
 from minigen.kernels.triton.runner import DecodeInputs, GpuRunner, choose_on_device
+from minigen.kernels.triton.sampling import choose_torch
 from minigen.sequence import ScheduledChunk, Sequence
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
@@ -135,6 +136,19 @@ def test_a_rows_draw_does_not_depend_on_other_rows() -> None:
         assert choose_on_device(logits, rows) == alone
         assert choose_on_device(logits.flip(0), rows[::-1]) == alone[::-1]
         assert alone[2] == 7
+
+
+def test_a_whole_number_is_a_temperature_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.Tensor] = []
+
+    def choose(logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor):
+        given.append(temperatures)
+        return choose_torch(logits, temperatures, seeds)
+
+    monkeypatch.setattr("minigen.kernels.triton.runner.choose_triton", choose)
+    row = Sequence(1, (1,), SamplingParams(temperature=1), 5, 8, frozenset())
+    choose_on_device(torch.randn(1, 50), [row])
+    assert [(each.dtype, each.tolist()) for each in given] == [(torch.float32, [1.0])]
 
 
 def test_a_tiny_temperature_draws_the_most_likely_token() -> None:

@@ -256,8 +256,8 @@ def _choose_plain(
         temperatures = torch.zeros(len(sequences), device=logits.device)
         seeds = torch.zeros(len(sequences), dtype=torch.int64, device=logits.device)
     else:
-        wanted = [
-            0.0 if each.params.greedy else max(each.params.temperature, _LOWEST_TEMPERATURE)
+        wanted = [  # some are the integer 1
+            0.0 if each.params.greedy else max(float(each.params.temperature), _LOWEST_TEMPERATURE)
             for each in sequences
         ]
         temperatures = to_device(torch.tensor(wanted), logits.device)
