@@ -71,6 +71,30 @@ def test_a_notebook_was_run_from_top_to_bottom_without_an_error(notebook: dict[s
     assert not [output for output in outputs if output.get("name") == "stderr"]
 
 
+def test_shown_code_is_the_packages_of_today(source: Path, notebook: dict[str, Any]) -> None:
+    """A docstring mended in the package makes the stored output of `show` old, a run later."""
+    texts = [
+        "".join(output.get("data", {}).get("text/plain", ""))
+        for cell in code_cells(notebook)
+        for output in cell["outputs"]
+    ]
+    for text in texts:
+        if found := re.match(r"# (minigen[\w.]+)\n", text):
+            code = text[found.end() :].rstrip()
+            again = f"run python -m tools.notebooks {source.stem}"
+            assert code in source_of(found[1]), f"{found[1]} has changed: {again}"
+
+
+def source_of(name: str) -> str:
+    """Return the text of the module that defines `name`, `package.module.Class.method`."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        path = ROOT.joinpath(*parts[:length]).with_suffix(".py")
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+    raise LookupError(f"no module of the package defines {name}")
+
+
 def test_a_notebook_keeps_to_its_budgets(source: Path, notebook: dict[str, Any]) -> None:
     assert len(code_cells(notebook)) <= MOST_CODE_CELLS  # prose may be as long as it needs to be
     ignored = [
