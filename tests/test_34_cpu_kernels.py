@@ -22,6 +22,7 @@ from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import PagedRunner
 from minigen.errors import MinigenError, OptionError
+from minigen.kernels.cpu import linear as cpu_linear
 from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import (
     Quantized,
@@ -140,6 +141,14 @@ def test_stored_weights_are_multiplied_without_conversion(
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
     expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantize().T
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_the_machine_code_of_a_product_outside_a_step_is_stored() -> None:
+    """Else each process that runs layer by layer would compile for some seconds at its start."""
+    weight = stored("Q4_1", np.ones((48, 96), np.float32))
+    panel_linear("int4", 1)([weight], [])(torch.ones(1, 96))
+    stats = cpu_linear._prepare_and_multiply.stats
+    assert sum(stats.cache_hits.values()) + sum(stats.cache_misses.values()) > 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 13])

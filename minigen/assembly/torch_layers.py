@@ -1,6 +1,7 @@
 """Builds the runner that computes layer by layer in torch, on a device that is passed in."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +34,8 @@ def build_runner(
     `linears` makes the linear layers there, and converts an output head tied to the embedding.
     """
     config = checkpoint.config
-    with one_thread():
-        model = build_transformer(config, checkpoint.tensors, dtype, *linears)
+    with one_thread(), ThreadPoolExecutor(num_threads) as threads:
+        model = build_transformer(config, checkpoint.tensors, dtype, *linears, threads.map)
     windows, most = config.sliding_windows, options.max_num_batched_tokens
     parts = (moved_to(model, device), pool, manager, windows, most, num_threads)
     return PagedRunner(*parts, attention, device)
@@ -54,10 +55,10 @@ def memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Unpack weights with one torch thread.
+    """Unpack weights with one torch thread; several layers may be unpacked at the same time.
 
-    Threads gain little on many small operations. If another program keeps a core busy, their
-    synchronisation makes the unpacking take twenty times as long.
+    Threads within an operation gain little on many small ones. If another program keeps a core
+    busy, their synchronisation makes the unpacking take twenty times as long.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ and with a paged one. Sources: Touvron et al. 2023 for the layers; Hugging Face 
 names of the tensors.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -167,12 +167,18 @@ def build_transformer(
     dtype: torch.dtype,
     make_linear: MakeLinear,
     finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
+    map_layers: Callable[..., Iterable[Layer]] = map,
 ) -> Transformer:
     """Build a model from stored tensors that were checked against `expected_tensors`.
 
     `make_linear` chooses the linear layers' implementation; norms and the embedding are stored in
-    `dtype`. If the output head is the embedding itself, `finish_head` may convert it.
+    `dtype`. If the output head is the embedding itself, `finish_head` may convert it. `map_layers`
+    applies a function to each layer's number, for example `ThreadPoolExecutor.map`.
     """
+
+    def layer(layer_id: int) -> Layer:
+        return build_layer(tensors, layer_id, dtype, make_linear)
+
     embedding = tensors["model.embed_tokens.weight"].dequantize(dtype)
     tensors["model.embed_tokens.weight"].release_pages()
     if config.tied_embeddings:
@@ -181,10 +187,7 @@ def build_transformer(
         head = make_linear([tensors["lm_head.weight"]], [])
     return Transformer(
         embedding=embedding,
-        layers=tuple(
-            build_layer(tensors, layer_id, dtype, make_linear)
-            for layer_id in range(config.num_layers)
-        ),
+        layers=tuple(map_layers(layer, range(config.num_layers))),
         norm=tensors["model.norm.weight"].dequantize(dtype),
         head=head,
         frequencies=build_frequencies(config, tensors),

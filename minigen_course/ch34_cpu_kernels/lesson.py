@@ -278,7 +278,8 @@ def perplexity_cost(
 
 def _log_probabilities(logits: Tensor, ids: Sequence[int]) -> Tensor:
     followers = torch.tensor(ids[1:])[:, None]
-    return logits[:-1].double().log_softmax(-1).gather(-1, followers)[:, 0]
+    chosen = logits[:-1].gather(-1, followers)[:, 0]
+    return chosen.double() - logits[:-1].logsumexp(-1).double()
 
 
 def rate_and_constant(num_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:

@@ -64,6 +64,7 @@ from minigen.kernels.cpu.thread_pool import (
     task_size,
     team_of,
 )
+from minigen.kernels.jit.code_cache import cached_njit
 from minigen.model.transformer import MakeLinear
 from minigen.protocols import Linear
 
@@ -335,7 +336,7 @@ class PanelLinear:
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
-@partial(kernel, nogil=True)
+@partial(cached_njit, counts_references=False)  # called from Python: compiling takes 6 s
 def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)
