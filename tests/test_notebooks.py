@@ -13,6 +13,7 @@ from minigen.config import DEFAULT_MODEL
 from minigen.errors import DownloadError
 from minigen_course.figures.claims import gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.stub import source_of
 from tools.chapters import ROOT, read_chapters
 from tools.notebooks import fetch_models, refilled
 
@@ -73,26 +74,17 @@ def test_a_notebook_was_run_from_top_to_bottom_without_an_error(notebook: dict[s
 
 def test_shown_code_is_the_packages_of_today(source: Path, notebook: dict[str, Any]) -> None:
     """A docstring mended in the package makes the stored output of `show` old, a run later."""
-    texts = [
-        "".join(output.get("data", {}).get("text/plain", ""))
-        for cell in code_cells(notebook)
-        for output in cell["outputs"]
-    ]
-    for text in texts:
-        if found := re.match(r"# (minigen[\w.]+)\n", text):
-            code = text[found.end() :].rstrip()
+    for cell in code_cells(notebook):
+        texts = [
+            "".join(output.get("data", {}).get("text/plain", "")) for output in cell["outputs"]
+        ]
+        shown = [
+            found for text in texts if (found := re.match(r"# (minigen[\w.]+)\n(.+)", text, re.S))
+        ]
+        assert shown or not re.search(r"(?m)^show\(", "".join(cell["source"]))
+        for found in shown:
             again = f"run python -m tools.notebooks {source.stem}"
-            assert code in source_of(found[1]), f"{found[1]} has changed: {again}"
-
-
-def source_of(name: str) -> str:
-    """Return the text of the module that defines `name`, `package.module.Class.method`."""
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        path = ROOT.joinpath(*parts[:length]).with_suffix(".py")
-        if path.exists():
-            return path.read_text(encoding="utf-8")
-    raise LookupError(f"no module of the package defines {name}")
+            assert found[2] == source_of(found[1]), f"{found[1]} has changed: {again}"
 
 
 def test_a_notebook_keeps_to_its_budgets(source: Path, notebook: dict[str, Any]) -> None:

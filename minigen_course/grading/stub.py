@@ -94,15 +94,23 @@ def _empty() -> None:
 
 
 def source_of(dotted: str) -> str:
-    """Return the source of a module's function or class, without importing the module."""
-    module, _, name = dotted.rpartition(".")
+    """Return the source of a module's function or class, without importing the module.
+
+    That of a method is found by its full name too; only classes begin with a capital letter.
+    """
+    parent, _, name = dotted.rpartition(".")
+    outer, _, owner = parent.rpartition(".")
+    module, names = (outer, (owner, name)) if owner[:1].isupper() else (parent, (name,))
     lines, tree = _parsed(module)
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    for node in tree.body:
-        if isinstance(node, kinds) and node.name == name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            return "\n".join(lines[first - 1 : node.end_lineno])
-    raise AttributeError(f"The module {module} defines no {name}.")
+    node: Any = tree
+    for each in names:
+        defined = [one for one in node.body if isinstance(one, kinds) and one.name == each]
+        if not defined:
+            raise AttributeError(f"The module {module} defines no {'.'.join(names)}.")
+        node = defined[0]
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 @cache  # a sheet asks several times for each of several parts of a module
