@@ -16,7 +16,7 @@ from minigen.model.layers import DenseLinear
 from minigen.model.transformer import Layer
 from minigen.protocols import Linear
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows
-from minigen_course.lab.inspect_model import transformer_of
+from minigen_course.lab.inspect_model import log_probabilities_in, transformer_of
 
 MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
 MultiplyBytes = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -267,19 +267,13 @@ def perplexity_cost(
     """
     differences = torch.cat(
         [
-            _log_probabilities(right, ids) - _log_probabilities(mine, ids)
+            log_probabilities_in(right, ids) - log_probabilities_in(mine, ids)
             for mine, right, ids in zip(found, exact, texts, strict=True)
         ]
     )
     ratio = math.exp(float(differences.mean()))
     error = float(differences.std()) / math.sqrt(len(differences))
     return 100 * (ratio - 1), 100 * ratio * 1.96 * error
-
-
-def _log_probabilities(logits: Tensor, ids: Sequence[int]) -> Tensor:
-    followers = torch.tensor(ids[1:])[:, None]
-    chosen = logits[:-1].gather(-1, followers)[:, 0]
-    return chosen.double() - logits[:-1].logsumexp(-1).double()
 
 
 def rate_and_constant(num_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:

@@ -120,11 +120,20 @@ def agreement(one: SequenceOf[Tensor], other: SequenceOf[Tensor]) -> float:
 
 def perplexity_of(logits: SequenceOf[Tensor], texts: SequenceOf[SequenceOf[int]]) -> float:
     """Return the perplexity of these texts: among how many equally likely tokens one chooses."""
-    found = [
-        scores[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
-        for scores, ids in zip(logits, texts, strict=True)
-    ]
+    found = [log_probabilities_in(*each) for each in zip(logits, texts, strict=True)]
     return math.exp(-float(torch.cat(found).mean()))
+
+
+def log_probabilities_in(
+    logits: Float[Tensor, "tokens vocab"], token_ids: SequenceOf[int]
+) -> Float[Tensor, " followers"]:
+    """Return the log-probability of each token after the first, from the logits after each token.
+
+    It is computed in float64.
+    """
+    before = logits[:-1].double()
+    chosen = before.gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+    return chosen - before.logsumexp(-1)
 
 
 @dataclass(frozen=True)
