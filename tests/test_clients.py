@@ -2,6 +2,8 @@
 
 import ast
 import json
+import shlex
+import shutil
 import sys
 import venv
 from pathlib import Path
@@ -200,9 +202,10 @@ def test_left_out() -> None:
 def test_scenarios_run_with_the_servers_address_and_without_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("conftest.py", "pytest.ini"):
-        text = (running.SCENARIOS / name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(text.replace("../..", ROOT.as_posix()), encoding="utf-8")
+    settings = (running.SCENARIOS / "pytest.ini").read_text(encoding="utf-8")
+    root = shlex.quote(ROOT.as_posix())  # pytest splits its lists of paths as a shell does
+    (tmp_path / "pytest.ini").write_text(settings.replace("../..", root), encoding="utf-8")
+    shutil.copy(running.SCENARIOS / "conftest.py", tmp_path)
     (tmp_path / "stock_probe.py").write_text(PROBE, encoding="utf-8")
     monkeypatch.setattr(running, "SCENARIOS", tmp_path)
     found = outcomes(Client("Probe", (), "stock_probe.py"), "http://here", "tiny")

@@ -281,6 +281,7 @@ def test_the_environments_match_their_names(tmp_path: Path) -> None:
     assert len(str(long)) > 180
     assert len(str(tmp_path.joinpath(*every["strange"].inside)).split()) > 1
     assert not str(every["strange"].inside).isascii()
+    assert "'" in every["strange"].inside[-1]
     assert {each.place for each in every.values() if each.parts != every["load"].parts} >= {
         *("long", "strange", "readonly"),
     }

@@ -133,12 +133,12 @@ def environments(folder: Path) -> list[Environment]:
         ),
         Environment(
             "strange",
-            "spaces and a letter outside ASCII in the clone's path, another locale, the time zone "
-            "Pacific/Kiritimati, umask 077, 40 columns, a hash seed, tests in a random order whose "
-            "seed is the commit",
+            "spaces, an apostrophe and a letter outside ASCII in the clone's path, another locale, "
+            "the time zone Pacific/Kiritimati, umask 077, 40 columns, a hash seed, tests in a "
+            "random order whose seed is the commit",
             FRESH,
             "strange",
-            ("mein schöner Ordner", "mini gen"),
+            ("mein schöner Ordner", "Zoe's mini gen"),
             variables={
                 **dict.fromkeys(("LANG", "LC_ALL"), _locale()),
                 **{"TZ": "Pacific/Kiritimati", "COLUMNS": "40", "PYTHONHASHSEED": "7"},
