@@ -169,8 +169,8 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     """Replace a chunk's scores by e^(score - peak) for keys from `low` to `high`, 0 elsewhere.
 
     These are probabilities before their division by the sum. The peak is the largest score so far.
-    Returns e^(old peak - peak), the factor that rescales everything summed up before. Source:
-    online softmax, Milakov and Gimelshein 2018.
+    Returns e^(old peak - peak), the factor that rescales everything summed up before, or 1 if that
+    is nothing. Source: online softmax, Milakov and Gimelshein 2018.
     """
     largest = all_lanes(LOWEST)
     for tile in range(begin, end):
@@ -190,9 +190,12 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
             prob = keep_between(prob, key, low, high, np.float32(0.0))
         total = total + prob
         store(scores, own, prob)
+    peaks[row] = peak
+    if before == LOWEST:  # the first chunk
+        sums[row] = sum_of_lanes(total)
+        return np.float32(1.0)
     factor = largest_lane(exponential(all_lanes(before - peak)))
     sums[row] = sums[row] * factor + sum_of_lanes(total)
-    peaks[row] = peak
     return factor
 
 
