@@ -39,6 +39,7 @@ from minigen.kernels.cpu.microkernels import (
     ONLY_TWO,
     TWO,
     add_stored,
+    first_tile,
     product_tile,
     store_tile,
     widest_tile,
@@ -68,6 +69,7 @@ from minigen.kernels.jit.code_cache import cached_njit
 from minigen.model.transformer import MakeLinear
 from minigen.protocols import Linear
 
+AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
 
 
@@ -220,7 +222,10 @@ def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
     if num_tokens == FEW:
         _run_tile(ONLY_FOUR, task, weights, layer, inputs, 0, groups, pairs)
         return
-    first, widest = 0, widest_tile(weights)
+    first, ahead, widest = 0, first_tile(weights), widest_tile(weights)
+    while first + len(ahead) <= min(num_tokens, AHEAD):
+        _run_tile(ahead, task, weights, layer, inputs, first, groups, pairs)
+        first += len(ahead)
     while first + len(widest) <= num_tokens:
         _run_tile(widest, task, weights, layer, inputs, first, groups, pairs)
         first += len(widest)

@@ -35,6 +35,7 @@ from minigen.kernels.cpu.simd import (
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
+AHEAD_FOUR, AHEAD_EIGHT = (False,) * 4, (False,) * 8  # the tile also prefetches the next panel
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -325,19 +326,20 @@ def _source_of_pairs(tokens, make):
 
 
 def prefetch_line(tokens: Any, words: Any, index: int) -> None:
-    """Prefetch the cache line of sixteen words at `index`, if there are several tokens.
+    """Prefetch the cache line of sixteen words at `index`, if the type of `tokens` asks for it.
 
-    The next panel is loaded while several tokens are multiplied with this one. A single token is
-    done as soon as its weights have arrived, and for it the hardware prefetcher is sufficient.
+    The next panel is loaded while the first tiles of many tokens are multiplied with this one
+    (`AHEAD_FOUR`). A step of few tokens is done as soon as its weights have arrived, and for it
+    the hardware prefetcher is sufficient.
     """
     raise OutsideKernelError
 
 
 @overload(prefetch_line)
 def _prefetch_line(tokens, words, index):
-    if tokens.count == 1:
-        return lambda tokens, words, index: None
-    return lambda tokens, words, index: prefetch(words, index)
+    if tokens.dtype is types.boolean:
+        return lambda tokens, words, index: prefetch(words, index)
+    return lambda tokens, words, index: None
 
 
 def product_tile(
@@ -379,6 +381,9 @@ def _product_of_codes4(pair_of):
         for group in range(groups):
             at = panel * groups + group
             own = first * groups + group
+            soon = (at + ahead * groups) * 80 + first // 4 * 32
+            prefetch_line(tokens, words, soon)
+            prefetch_line(tokens, words, soon + 16)
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
             dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
@@ -400,7 +405,7 @@ def _product_of_codes8(pair_of):
             own = first * groups + group
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
-            soon = (at + ahead * groups) * 136 + first // 4 % 4 * 32
+            soon = (at + ahead * groups) * 136 + first // 4 * 32
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)
             for word in range(8):
@@ -442,3 +447,15 @@ def _widest_tile(weights):
     wide = weights.instance_class is Pairs and "avx512f" in FEATURES
     widest = EIGHT if wide else FOUR
     return lambda weights: widest
+
+
+def first_tile(weights: Any) -> Any:
+    """Return the tuple `tokens` of the widest tile that also prefetches the next panel."""
+    raise OutsideKernelError
+
+
+@overload(first_tile)
+def _first_tile(weights):
+    wide = weights.instance_class is Pairs and "avx512f" in FEATURES
+    first = AHEAD_EIGHT if wide else AHEAD_FOUR
+    return lambda weights: first
