@@ -11,6 +11,7 @@ al. 2023.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,7 +222,7 @@ class Rows(NamedTuple):
     table: Any
 
 
-@kernel
+@partial(kernel, forceinline=True)  # a call would copy more than a hundred arguments
 def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, acc, out):
     """Process keys and values chunk by chunk; chunks start at multiples of `CHUNK`.
 
