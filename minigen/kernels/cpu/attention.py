@@ -115,7 +115,7 @@ def _rotate_head(x, at, half, cos, sin, angles):
         store(x, at + half + column, second * c + first * s)
 
 
-@kernel
+@partial(kernel, forceinline=True)
 def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     width = (shape.q_heads + 2 * shape.kv_heads) * head_dim

@@ -46,13 +46,15 @@ class ByteDots(NamedTuple):
     """A way to add dot products of bytes: its name, the instructions it needs, what it emits.
 
     `emit(builder, total, unsigned, signed)` takes any unsigned bytes. `emit_codes(builder, total,
-    codes, signed)` takes lists of at most `FEW` vectors, whose unsigned bytes are at most 15.
+    codes, signed)` takes lists of at most `FEW` vectors, whose unsigned bytes are at most 15; it is
+    fastest with `at_once` of them.
     """
 
     name: str
     needs: frozenset[str]
     emit: Emit
     emit_codes: Emit
+    at_once: int
 
 
 def in_parts(builder: Any, width: int, operate: Emit, *vectors: Any) -> Any:
@@ -178,7 +180,8 @@ def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 def _way(name: str, needs: str, emit: Emit, emit_codes: Emit | None = None) -> ByteDots:
-    return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit))
+    at_once = FEW if emit_codes is _avx2_codes else 1
+    return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit), at_once)
 
 
 BYTE_DOTS = (
@@ -204,6 +207,7 @@ PAIR_PRODUCTS = {"avx512bw": 16, "avx2": 8, "x86-64": 4}  # what they need, and 
 PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in FEATURES), 0)
 HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
 WAY = fastest(FEATURES)
+CODES_AT_ONCE = WAY.at_once
 
 
 def instructions() -> str:

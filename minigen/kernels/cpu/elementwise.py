@@ -4,6 +4,7 @@ The form of a product's inputs depends on its weights: bytes with one scale per 
 (`Quantized`), or bfloat16 pairs (`Rounded`). The kernel before the product writes that form.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,7 +183,7 @@ def root_mean_square_factor(x, start, width, eps):
     return np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
 
 
-@kernel
+@partial(kernel, forceinline=True)
 def _normalize_row(x, row, width, weight, eps, inputs):
     factor = all_lanes(root_mean_square_factor(x, row * width, width, eps))
     for group in range(width // 32):
@@ -206,7 +207,7 @@ def normalize(pool, x, num_rows, width, weight, eps, inputs):
     barrier(pool, num_tasks)
 
 
-@kernel
+@partial(kernel, forceinline=True)
 def _prepare_row(x, row, width, inputs):
     groups = width // 32
     for group in range(groups):

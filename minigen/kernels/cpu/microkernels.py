@@ -15,7 +15,14 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.dots import FEATURES, bfloat_dot, byte_dot, code_dots, pair_product
+from minigen.kernels.cpu.dots import (
+    CODES_AT_ONCE,
+    FEATURES,
+    bfloat_dot,
+    byte_dot,
+    code_dots,
+    pair_product,
+)
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
@@ -135,18 +142,21 @@ def add_code_dots(
         codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
         order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
         numbers = [
-            list(_numbers(context, builder, sig, [*args[:4], first, args[5]], 3, tile.count))
-            for first in (builder.add(args[4], args[4].type(word)) for word in range(8))
+            list(_numbers(context, builder, sig, [*args[:4], at, args[5]], 3, tile.count))
+            for at in (builder.add(args[4], args[4].type(word)) for word in range(8))
         ]
-        rows = [
-            code_dots(
-                builder,
-                row,
-                [codes[each] for each in order],
-                [numbers[each][which] for each in order],
-            )
-            for which, row in enumerate(_rows(builder, args[0], tile))
-        ]
+        rows = _rows(builder, args[0], tile)
+        for first in range(0, len(order), CODES_AT_ONCE):
+            some = order[first : first + CODES_AT_ONCE]
+            rows = [
+                code_dots(
+                    builder,
+                    row,
+                    [codes[each] for each in some],
+                    [numbers[each][which] for each in some],
+                )
+                for which, row in enumerate(rows)
+            ]
         return _tile(context, builder, tile, rows)
 
     return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
