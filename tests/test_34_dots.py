@@ -17,10 +17,13 @@ from numba import njit, typeof
 from minigen import hardware
 from minigen.kernels.cpu import dots, simd
 from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
-from minigen.kernels.cpu.elementwise import quantized
+from minigen.kernels.cpu.elementwise import quantized, rounded
 from minigen.kernels.cpu.microkernels import (
+    AHEAD_EIGHT,
+    AHEAD_FOUR,
     EIGHT,
     FOUR,
+    ONLY_FOUR,
     add_bfloat_dots,
     add_byte_dots,
     add_code_dots,
@@ -30,7 +33,7 @@ from minigen.kernels.cpu.microkernels import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.packed_weights import Codes4, Codes8
+from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import WORDS, load, same
 from tests.processes import said_by
 
@@ -241,6 +244,26 @@ def test_the_inner_loop_of_a_product_takes_arms_dot_products(
 ) -> None:
     code = f"from tests.test_34_dots import arm_products; print(arm_products({form!r}, {name!r}))"
     assert said_by(code) == expected
+
+
+@pytest.mark.parametrize("kind", [Codes4, Codes8, Pairs])
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(AHEAD_FOUR, True), (AHEAD_EIGHT, True), (FOUR, False), (EIGHT, False), (ONLY_FOUR, False)],
+)
+def test_tiles_that_look_ahead_prefetch_and_others_do_not(
+    tokens: tuple[float, ...], expected: bool, kind: type
+) -> None:
+    @simd.kernel
+    def product(weights, inputs, pairs, out):  # type: ignore[no-untyped-def]
+        store_tile(out, 0, 16, product_tile(tokens, weights, 0, 0, inputs, 0, 2, pairs, 0, 1))
+
+    weights = kind(np.zeros((1, 2 * 256), np.int32))
+    inputs = (rounded if kind is Pairs else quantized)(8, 64)
+    pairs, out = np.zeros(32, np.int32), np.zeros(128, np.float32)
+    product.compile(tuple(map(typeof, (weights, inputs, pairs, out))))
+    (assembly,) = product.inspect_asm().values()
+    assert bool(re.search(r"^\t(prefetch|prfm)", assembly, re.MULTILINE)) == expected
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,16 @@ def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-def _way(name: str, needs: str, emit: Emit, emit_codes: Emit | None = None) -> ByteDots:
-    at_once = FEW if emit_codes is _avx2_codes else 1
+def _way(
+    name: str, needs: str, emit: Emit, emit_codes: Emit | None = None, at_once: int = 1
+) -> ByteDots:
     return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit), at_once)
 
 
 BYTE_DOTS = (
     _way("AVX-512 VNNI", "avx512vnni", _vnni512),
     _way("AVX-VNNI", "avxvnni", _vnni256),
-    _way("AVX2", "avx2", _widened(8), _avx2_codes),
+    _way("AVX2", "avx2", _widened(8), _avx2_codes, FEW),
     _way("NEON i8mm", "neon dotprod i8mm", _usdot, _in_turn(_sdot)),
     _way("NEON dotprod", "neon dotprod", _dotprod, _in_turn(_sdot)),
     _way("SSE2", "x86-64", _widened(4)),

@@ -32,6 +32,7 @@ from minigen.kernels.cpu.amx.products import (
 from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
+    AHEAD_FOUR,
     FOUR,
     ONE,
     ONLY_FOUR,
@@ -206,7 +207,10 @@ def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
 
 
 def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
-    """Run a task for all tokens: the widest tiles first, then tiles of four, two and one."""
+    """Run a task for all tokens: the widest tiles first, then tiles of four, two and one.
+
+    The tiles of the first tokens prefetch the next panel.
+    """
     if num_tokens > FEW:
         _write_pairs_of(task, weights, layer, groups, pairs)
     if num_tokens == 1:
@@ -223,6 +227,9 @@ def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
         _run_tile(ONLY_FOUR, task, weights, layer, inputs, 0, groups, pairs)
         return
     first, ahead, widest = 0, first_tile(weights), widest_tile(weights)
+    if FEW < num_tokens < len(ahead):  # five to seven tokens of bfloat16; a step may have none
+        _run_tile(AHEAD_FOUR, task, weights, layer, inputs, first, groups, pairs)
+        first += 4
     while first + len(ahead) <= min(num_tokens, AHEAD):
         _run_tile(ahead, task, weights, layer, inputs, first, groups, pairs)
         first += len(ahead)

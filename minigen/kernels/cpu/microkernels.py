@@ -367,10 +367,10 @@ def product_tile(
     """Return the tile of products of tokens `first`, `first` + 1, ... with a panel.
 
     `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless one tile
-    holds all tokens of the step (`ONLY_TWO`). The kernel also prefetches the panel that is `ahead`
-    panels further: for 8-bit codes two cache lines per group and tile, because more loads at once
-    would only queue. Tiles of 4-bit codes do not prefetch: they are bound by their instructions,
-    and a long prompt would take a tenth longer.
+    holds all tokens of the step (`ONLY_TWO`). A tile of `AHEAD_FOUR` or `AHEAD_EIGHT` also
+    prefetches the panel that is `ahead` panels further: of codes two cache lines per group, because
+    more loads at once would only queue, and the next tile the next two. Later tiles of a panel do
+    not: with 4-bit codes a long prompt would take a tenth longer.
     """
     raise OutsideKernelError
 
@@ -441,6 +441,17 @@ def _product_of_pairs(
     return total
 
 
+def _holds_eight(weights: Any) -> bool:
+    """Return whether a tile of these weights has eight tokens rather than four.
+
+    It has eight for bfloat16 with the 32 wide registers of AVX-512. Codes need two vectors per
+    token, the integer dots and the total. Eight tokens would be a fifth slower, because LLVM then
+    runs out of registers. With AVX2 sixteen lanes take two of sixteen registers, so eight tokens of
+    bfloat16 would take twice as long as twice four.
+    """
+    return weights.instance_class is Pairs and "avx512f" in FEATURES
+
+
 def widest_tile(weights: Any) -> Any:
     """Return the tuple `tokens` of the widest tile, which most tokens use."""
     raise OutsideKernelError
@@ -448,14 +459,7 @@ def widest_tile(weights: Any) -> Any:
 
 @overload(widest_tile)
 def _widest_tile(weights):
-    """Choose eight tokens for bfloat16 with the 32 wide registers of AVX-512, and otherwise four.
-
-    Codes need two vectors per token, the integer dots and the total. Eight tokens would be a fifth
-    slower, because LLVM then runs out of registers. With AVX2 sixteen lanes take two of sixteen
-    registers, so eight tokens of bfloat16 would take twice as long as twice four.
-    """
-    wide = weights.instance_class is Pairs and "avx512f" in FEATURES
-    widest = EIGHT if wide else FOUR
+    widest = EIGHT if _holds_eight(weights) else FOUR
     return lambda weights: widest
 
 
@@ -466,6 +470,5 @@ def first_tile(weights: Any) -> Any:
 
 @overload(first_tile)
 def _first_tile(weights):
-    wide = weights.instance_class is Pairs and "avx512f" in FEATURES
-    first = AHEAD_EIGHT if wide else AHEAD_FOUR
+    first = AHEAD_EIGHT if _holds_eight(weights) else AHEAD_FOUR
     return lambda weights: first
