@@ -772,13 +772,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # one row of inputs; the next section says why.)
 
 # %%
-from minigen.kernels.cpu.microkernels import (
-    add_byte_dots,
-    add_scaled,
-    spread_numbers,
-    store_tile,
-    zeros,
-)
+from minigen.kernels.cpu.register_tiles import add_byte_dots, add_scaled, spread_numbers, store_tile, zeros
 
 NOTHING = np.zeros(1, np.int32)
 
@@ -1138,6 +1132,15 @@ for name, share in kinds.items():
 # | $\sum b_i c_i$ | $z \sum c_i$ | $m (\sum b_i + 2z)$ | together |
 # |---|---|---|---|
 # | $12 - 10 = 2$ | $2 \cdot 14 = 28$ | $-5 \cdot (2 + 4) = -30$ | $0$ |
+#
+# Per group and token, the eight byte instructions are followed by four more multiplications: by $z$, by
+# $s\,t$ (two), and by $m$. The package leaves one of them out. It stores $m$ as an **offset** $o$, a whole
+# number of 256ths of a step, $m \approx o\,s / 256$. Then the last two terms of the formula are whole
+# numbers, too, and a processor that multiplies pairs of 16-bit numbers takes both at once:
+#
+# $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = (256\,z) \cdot \sum_i c_i \;+\; \sum_i (b_i + z) \cdot o$$
+#
+# Rounding $m$ costs at most 1/512 of a step, less than float16 has already rounded off in most groups.
 
 # %%
 task(34, "multiply_codes")
@@ -1168,7 +1171,10 @@ reveal(34, multiply_codes=my_product)
 stored = read_gguf(hub.resolve(hub.DEFAULT_MODEL)).tensors
 matrix = stored["blk.28.ffn_down.weight"]
 made = lesson.round_weights(matrix.dequantize().numpy(), 4, 32)  # the file's own codes again
-of_rows = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
+offsets = np.rint(256 * made.minima / made.scales)  # as the package stores minima
+of_rows = CodeRows(
+    made.codes.reshape(*made.scales.shape, 32), made.scales, offsets / 256 * made.scales
+)
 plain = my_product(of_rows, byte_rows(given[None]))
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
 torch.set_num_threads(num_threads)  # the package's kernel left torch one, so that they do not wait

@@ -1,5 +1,6 @@
 """AMX tiles: the bits of vector instructions, the order of bfloat16 sums, and the permission."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -27,11 +28,13 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
+from minigen.kernels.cpu.dots import FEATURES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate, product_scratch
 from minigen.kernels.cpu.packed_weights import PackedWeights, pack_layers
 from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kernels.jit.code_cache import fingerprint
+from tests.processes import said_by
 from tools.chapters import ROOT
 
 needs_tiles = pytest.mark.skipif(
@@ -251,6 +254,43 @@ from minigen.kernels.jit.code_cache import fingerprint
 from tests.test_34_amx import digest
 print(USE_TILES, fingerprint(), digest())
 """
+
+
+_EMULATED = """
+import numba, torch
+from tests import emulated_tiles
+emulated_tiles.install()
+from tests.test_34_amx import USE_TILES, bits_of_products
+print(USE_TILES, bits_of_products())
+"""
+
+
+def bits_of_products() -> str:
+    """Return a digest of products of codes that tiles compute where there are any.
+
+    37 groups are cut in parts; a group of weights lies far from 0, another holds a NaN.
+    """
+    found = hashlib.sha256()
+    for form, num_tokens, columns in [("int4", 37, 37 * 32), ("int4", 48, 64), ("int8", 50, 96)]:
+        rng = np.random.default_rng(num_tokens)
+        numbers = rng.standard_normal((48, columns)).astype(np.float32)
+        numbers[3, :32] = 1 + numbers[3, :32] / 1000
+        numbers[20, 5] = np.nan
+        data = torch.from_numpy(numbers).view(torch.uint8)
+        weights = pack_layers([[StoredTensor("weight", "F32", numbers.shape, data)]], form)
+        x = 3 * rng.standard_normal((num_tokens, columns)).astype(np.float32)
+        x[::3] = np.abs(x[::3])
+        out = product(form, weights, x, 48, True)
+        assert np.isnan(out[:, 20]).all()
+        found.update(np.delete(out, 20, axis=1).tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.skipif("avx512bw" not in FEATURES, reason="unpacking for tiles needs AVX-512")
+def test_tiles_in_plain_code_give_the_bits_of_this_process() -> None:
+    """So a processor without AMX tests what surrounds its instructions, too."""
+    found = said_by(_EMULATED).split()
+    assert found == ["True", bits_of_products()]
 
 
 def digest() -> str:

@@ -23,7 +23,7 @@ from minigen.kernels.cpu.kv.layout import (
     tile_start,
     words_of_tile,
 )
-from minigen.kernels.cpu.microkernels import ONE
+from minigen.kernels.cpu.register_tiles import ONE
 
 pytestmark = pytest.mark.skipif(not USE_TILES, reason="this processor or system has no AMX tiles")
 

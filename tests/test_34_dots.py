@@ -18,22 +18,19 @@ from minigen import hardware
 from minigen.kernels.cpu import dots, simd
 from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
 from minigen.kernels.cpu.elementwise import quantized, rounded
-from minigen.kernels.cpu.microkernels import (
-    AHEAD_EIGHT,
-    AHEAD_FOUR,
+from minigen.kernels.cpu.microkernels import AHEAD_EIGHT, AHEAD_FOUR, ONLY_FOUR, product_tile
+from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
+from minigen.kernels.cpu.register_tiles import (
     EIGHT,
     FOUR,
-    ONLY_FOUR,
     add_bfloat_dots,
     add_byte_dots,
     add_code_dots,
     pair_products,
-    product_tile,
     spread_numbers,
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import WORDS, load, same
 from tests.processes import said_by
 

@@ -177,9 +177,11 @@ def test_four_bits_in_groups_of_32_equal_the_packages_rounding() -> None:
     packed = pack_weight(StoredTensor("weight", "F32", rows.shape, data), "int4")
     made = round_weights(rows, 4, 32)
     groups = packed[0].reshape(3, 80)
-    for mine, first in ((made.scales, 64), (made.minima, 72)):
-        theirs = groups[:, first : first + 8].copy().view(np.float16)
-        assert np.array_equal(by_panels(mine[..., None]), theirs.reshape(-1))
+    scales, offsets = (groups[:, first : first + 8].copy() for first in (64, 72))
+    mine = by_panels(made.scales[..., None])
+    assert np.array_equal(mine, scales.view(np.float16).reshape(-1))
+    minima = offsets.view(np.int16).reshape(-1) / np.float32(256) * mine
+    assert (np.abs(minima - by_panels(made.minima[..., None])) <= mine / 511).all()
     codes = made.codes.reshape(16, 3, 32)
     words = np.ascontiguousarray(codes[..., :16] | codes[..., 16:] << 4).view(np.int32)
     assert np.array_equal(by_panels(words), groups[:, :64].reshape(-1))

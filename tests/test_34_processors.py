@@ -18,7 +18,7 @@ from numba import njit
 
 from minigen.kernels.cpu import simd
 from minigen.kernels.cpu.dots import FEATURES
-from minigen.kernels.cpu.microkernels import (
+from minigen.kernels.cpu.register_tiles import (
     ONE,
     add_bfloat_dots,
     add_byte_dots,

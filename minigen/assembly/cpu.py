@@ -375,7 +375,7 @@ def how_kept(checkpoint: Checkpoint, form: str) -> str:
     """Return how a format keeps the numbers of a checkpoint's layers."""
     if not has_numba():
         return "as stored"
-    from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_steps
+    from minigen.kernels.cpu.packed_weights import keeps_codes, rounds_scales
 
     num_rounded, inexact = 0, False
     for matrix in _layer_matrices(checkpoint):
@@ -385,11 +385,11 @@ def how_kept(checkpoint: Checkpoint, form: str) -> str:
         integers = matrix.integers()
         if integers is None or not keeps_codes(integers, form):
             num_rounded += 1
-        elif rounds_steps(integers, form):
+        elif rounds_scales(integers):
             inexact = True
     if num_rounded:
         return f"{num_rounded} matrices rounded to {form}"
-    return "as stored, scales and minima rounded to float16" if inexact else "as stored"
+    return "as stored, scales rounded to float16" if inexact else "as stored"
 
 
 def _layer_matrices(checkpoint: Checkpoint) -> Iterator[StoredTensor]:

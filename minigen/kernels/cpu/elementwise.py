@@ -33,6 +33,7 @@ from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
+ZERO_FACTOR = 4  # the zeros of `Quantized.pairs4` are this many times as large
 TINY = np.float32(1e-30)  # smaller scales count as 0: 1 / scale could overflow
 
 
@@ -40,7 +41,8 @@ class Tiled(NamedTuple):
     """Quantised inputs once more, for AMX tiles; without them the arrays are empty.
 
     `halves` are byte + zero, a whole number of at most eight bits, as bfloat16. Of every four the
-    middle ones change places, as in `minigen.kernels.cpu.amx.products.unpack`.
+    middle ones change places, as in `minigen.kernels.cpu.amx.products.unpack`. `sums` are those of
+    a group's byte + zero.
     """
 
     halves: np.ndarray  # [tokens / 16, groups, 16 tokens, 32]
@@ -53,17 +55,18 @@ class Quantized(NamedTuple):
 
     Because of the zero point, the 254 steps of a group span from its smallest number to its
     largest. With one large number they are half as wide as steps of a symmetric range.
-    `words` and `numbers` are the same memory, as words of four bytes and as bytes. `pairs` holds
-    two 16-bit numbers per group, which are multiplied with the weights' pair: the zero point, and
-    the sum of byte + zero. `sums` is that sum times the scale. A byte cannot represent NaN or
-    infinity, so either makes the scale of its group NaN.
+    `words` and `numbers` are the same memory, as words of four bytes and as bytes. `pairs8` holds
+    two 16-bit numbers per group, which are multiplied with the pair of 8-bit weights: the zero
+    point, and the sum of byte + zero. In `pairs4`, for 4-bit weights, the zero point is multiplied
+    by `ZERO_FACTOR`. A byte cannot represent NaN or infinity, so either makes the scale of its
+    group NaN.
     """
 
     words: np.ndarray
     numbers: np.ndarray
     scales: np.ndarray
-    pairs: np.ndarray
-    sums: np.ndarray
+    pairs8: np.ndarray
+    pairs4: np.ndarray
     tiled: Tiled
 
 
@@ -84,12 +87,12 @@ def _whole_tiles(num_tokens: int) -> int:
 def quantized(num_tokens: int, width: int) -> Quantized:
     """Allocate inputs as bytes, with their scales and sums."""
     groups = num_tokens * width // 32
-    words, pairs = zeros(groups * 8, np.int32), zeros(groups, np.int32)
-    scales, sums = (zeros(groups, np.float32) for _ in range(2))
+    words, pairs8, pairs4 = (zeros(size, np.int32) for size in (groups * 8, groups, groups))
+    scales = zeros(groups, np.float32)
     in_tiles = _whole_tiles(num_tokens) * width // 32 if USE_TILES else 0
     halves = zeros(in_tiles * 32, np.uint16)
     tiled = Tiled(halves, *(zeros(in_tiles, np.float32) for _ in range(2)))
-    return Quantized(words, words.view(np.int8), scales, pairs, sums, tiled)
+    return Quantized(words, words.view(np.int8), scales, pairs8, pairs4, tiled)
 
 
 def rounded(num_tokens: int, width: int) -> Rounded:
@@ -130,14 +133,16 @@ def _write_bytes(inputs, row, group, groups, low, high):
     zero = np.rint(smallest * steps) + np.float32(128.0)
     store_bytes(inputs.numbers, at * 32, low - all_lanes(zero))
     store_bytes(inputs.numbers, at * 32 + 16, high - all_lanes(zero))
-    scale, sum_of_group = scale + (total - total), scale * total  # the scale + 0, or + NaN
-    inputs.pairs[at] = (np.int32(total) << 16) | (np.int32(zero) & 0xFFFF)
-    inputs.scales[at], inputs.sums[at] = scale, sum_of_group
+    scale += total - total  # + 0, or + NaN
+    upper, lower = np.int32(total) << 16, np.int32(zero)
+    inputs.pairs8[at] = upper | (lower & 0xFFFF)
+    inputs.pairs4[at] = upper | (ZERO_FACTOR * lower & 0xFFFF)
+    inputs.scales[at] = scale
     if USE_TILES:
         tiled, at = inputs.tiled, tiled_group(row, group, groups)
         store_bfloat16(tiled.halves, at * 32, middle_swapped(low))
         store_bfloat16(tiled.halves, at * 32 + 16, middle_swapped(high))
-        tiled.scales[at], tiled.sums[at] = scale, sum_of_group
+        tiled.scales[at], tiled.sums[at] = scale, total
 
 
 def _write_halves(inputs, row, group, groups, low, high):

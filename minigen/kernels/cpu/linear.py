@@ -33,20 +33,16 @@ from minigen.kernels.cpu.amx.tiles import USE_TILES
 from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     AHEAD_FOUR,
-    FOUR,
-    ONE,
     ONLY_FOUR,
     ONLY_ONE,
     ONLY_TWO,
-    TWO,
-    add_stored,
     first_tile,
     product_tile,
-    store_tile,
     widest_tile,
     write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
+from minigen.kernels.cpu.register_tiles import FOUR, ONE, TWO, add_stored, store_tile
 from minigen.kernels.cpu.simd import (
     NUM_LANES,
     OutsideKernelError,

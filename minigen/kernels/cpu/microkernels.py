@@ -1,300 +1,69 @@
 """Microkernels: a tile of tokens times a panel of sixteen rows of weights, for each stored form.
 
-A tile is a tuple of SIMD vectors, row t for token t. The number of rows is the length of the tuple
-`tokens`, which is known at compile time, so that a whole tile stays in registers (register
-blocking). A vector of weights is loaded once and multiplied with every token's number, so one
-product of many rows is cheaper than many products of one row. Each token's sum is computed in the
-same order whatever the other tokens are, so batching does not change a single bit of it.
-
-`dots` has the dot products of single lanes, by the instructions that the processor has.
+One product of many rows is cheaper than many products of one row, because a vector of weights is
+loaded once for all tokens of a tile. Each token's sum is computed in the same order whatever the
+other tokens are, so batching does not change a single bit of it.
 """
 
 from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.extending import intrinsic
 
-from minigen.kernels.cpu.dots import (
-    CODES_AT_ONCE,
-    FEATURES,
-    bfloat_dot,
-    byte_dot,
-    code_dots,
-    pair_product,
+from minigen.kernels.cpu.dots import FEATURES
+from minigen.kernels.cpu.elementwise import ZERO_FACTOR
+from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Codes8, Pairs
+from minigen.kernels.cpu.register_tiles import (
+    EIGHT,
+    FOUR,
+    ONE,
+    add_bfloat_dots,
+    add_byte_dots,
+    add_code_dots,
+    add_in_parts,
+    add_scaled,
+    from_parts,
+    pair_products,
+    spread_numbers,
+    with_offsets,
+    zero_words,
+    zeros,
 )
-from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.simd import (
-    FLOAT_LANES,
-    FLOATS,
-    WORD_LANES,
-    WORDS,
     OutsideKernelError,
-    broadcast,
     load,
     load_float16,
-    multiply_add,
     overload,
     prefetch,
-    same,
     store,
 )
 
-ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
 AHEAD_FOUR, AHEAD_EIGHT = (False,) * 4, (False,) * 8  # the tile also prefetches the next panel
 
-
-def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
-    return context.make_tuple(builder, tile, rows)
-
-
-def _rows(builder: Any, tile: Any, tile_type: Any) -> list[Any]:
-    return [builder.extract_value(tile, row) for row in range(tile_type.count)]
-
-
-def _numbers(context: Any, builder: Any, sig: Any, args: Any, position: int, count: int) -> Any:
-    """Yield array[index + t * stride] in all lanes, per row t; the three are args[position:]."""
-    array, index, stride = args[position : position + 3]
-    data = context.make_array(sig.args[position])(context, builder, array).data
-    pointer = builder.gep(data, [index])
-    for _ in range(count):
-        yield broadcast(builder, builder.load(pointer))
-        pointer = builder.gep(pointer, [stride])
-
-
-@intrinsic
-def zeros(typingctx: Any, tokens: Any) -> Any:
-    """Return a tile of float32 zeros, one row per element of the tuple `tokens`."""
-    tile = types.UniTuple(FLOAT_LANES, tokens.count)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _tile(context, builder, tile, [same(0.0)] * tile.count)
-
-    return tile(tokens), codegen
-
-
-@intrinsic
-def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Return a tile whose row t holds `array[index + t * stride]` in all lanes (a broadcast)."""
-    lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
-    tile = types.UniTuple(lanes, tokens.count)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        rows = list(_numbers(context, builder, sig, args, 1, tile.count))
-        return _tile(context, builder, tile, rows)
-
-    return tile(tokens, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def pair_products(
-    typingctx: Any, tokens: Any, pairs: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Return a tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
-
-    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
-    """
-    tile = types.UniTuple(WORD_LANES, tokens.count)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [pair_product(builder, args[1], number) for number in numbers]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tokens, pairs, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def add_byte_dots(
-    typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
-
-    The unsigned bytes come from the lane of `codes`, the signed bytes from the int32
-    `array[index + t * stride]`.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [
-            byte_dot(builder, row, args[1], number)
-            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
-        ]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, codes, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def add_code_dots(
-    typingctx: Any, tile: Any, words: Any, at: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t, lane by lane, the dot product of a group's 32 four-bit codes with its bytes.
-
-    The codes lie in four vectors of `words` from `at` on. The signed bytes of row t are eight
-    int32 from `array[index + t * stride]` on: first those of the lower codes, then of the upper.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        both = [_vector(context, builder, sig, args, 16 * word) for word in range(4)]
-        upper = [builder.lshr(each, same(4)) for each in both]
-        codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
-        order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
-        numbers = [
-            list(_numbers(context, builder, sig, [*args[:4], at, args[5]], 3, tile.count))
-            for at in (builder.add(args[4], args[4].type(word)) for word in range(8))
-        ]
-        rows = _rows(builder, args[0], tile)
-        for first in range(0, len(order), CODES_AT_ONCE):
-            some = order[first : first + CODES_AT_ONCE]
-            rows = [
-                code_dots(
-                    builder,
-                    row,
-                    [codes[each] for each in some],
-                    [numbers[each][which] for each in some],
-                )
-                for which, row in enumerate(rows)
-            ]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
-
-
-def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any:
-    """Load sixteen words of `args[1]`, from `beyond` after index `args[2]` on."""
-    data = context.make_array(sig.args[1])(context, builder, args[1]).data
-    pointer = builder.gep(data, [builder.add(args[2], args[2].type(beyond))])
-    return builder.load(builder.bitcast(pointer, WORDS.as_pointer()), align=4)
-
-
-@intrinsic
-def add_bfloat_dots(
-    typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t, lane by lane, the dot product of two pairs of bfloat16 numbers.
-
-    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [
-            bfloat_dot(builder, row, args[1], number)
-            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
-        ]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, pairs, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def add_scaled(
-    typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t of `total`: the dots x the lanes of `scales` x `array[index + t * stride]`.
-
-    The dots are integers, or float32 numbers that are whole.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 3, total.count)
-        sums = _rows(builder, args[0], total)
-        rows = [
-            multiply_add(builder, _float(builder, dot), builder.fmul(args[2], number), row)
-            for row, dot, number in zip(sums, _rows(builder, args[1], total), numbers, strict=True)
-        ]
-        return _tile(context, builder, total, rows)
-
-    return total(total, dots, scales, array, types.intp, types.intp), codegen
-
-
-def _float(builder: Any, lanes: Any) -> Any:
-    return lanes if lanes.type == FLOATS else builder.sitofp(lanes, FLOATS)
-
-
-@intrinsic
-def add_products(
-    typingctx: Any, total: Any, lanes: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add `lanes` x `array[index + t * stride]` to row t of `total`."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, total.count)
-        rows = [
-            multiply_add(builder, args[1], number, row)
-            for row, number in zip(_rows(builder, args[0], total), numbers, strict=True)
-        ]
-        return _tile(context, builder, total, rows)
-
-    return total(total, lanes, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Add the sixteen numbers of `array` from `index + t * stride` on to row t."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[1])(context, builder, args[1]).data
-        pointer = builder.gep(data, [args[2]])
-        rows = []
-        for row in _rows(builder, args[0], tile):
-            stored = builder.load(builder.bitcast(pointer, row.type.as_pointer()), align=4)
-            rows.append(builder.fadd(row, stored))
-            pointer = builder.gep(pointer, [args[3]])
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def load_tile(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Return a tile whose row t holds sixteen floats of `array`, from `index + t * stride` on."""
-    tile = types.UniTuple(FLOAT_LANES, tokens.count)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[1])(context, builder, args[1]).data
-        pointer = builder.gep(data, [args[2]])
-        rows = []
-        for _ in range(tile.count):
-            rows.append(builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4))
-            pointer = builder.gep(pointer, [args[3]])
-        return _tile(context, builder, tile, rows)
-
-    return tile(tokens, array, types.intp, types.intp), codegen
-
-
-@intrinsic
-def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -> Any:
-    """Store row t of the tile to `array`, from `index + t * stride` on."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        pointer = builder.gep(data, [args[1]])
-        for row in _rows(builder, args[3], tile):
-            builder.store(row, builder.bitcast(pointer, row.type.as_pointer()), align=4)
-            pointer = builder.gep(pointer, [args[2]])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, tile), codegen
-
-
-# Input bytes have a zero point, which is multiplied with every code of a group:
-#   sum of (byte + zero) x (code - offset)
-#     = sum of byte x code + zero x (sum of codes) - offset x (sum of byte + zero)
+# Input bytes have a zero point, which is multiplied with every code of a group, and weights have an
+# offset, which is added to each code: weight = (code + offset) x scale.
+#   sum of (byte + zero) x (code + offset)
+#     = sum of byte x code + zero x (sum of codes) + (sum of byte + zero) x offset
 # The last two terms are one dot product of two pairs: (zero, sum of byte + zero) of the inputs and
-# (sum of codes, -offset) of the weights. In the weights' pair the sum is the lower 16 bits and
-# -offset the upper 16, so summing up the codes starts from a word that holds -offset already.
+# (sum of codes, offset) of the weights. In the weights' pair the sum is the lower 16 bits and the
+# offset the upper 16. The offset of 8-bit codes is -128. That of 4-bit codes is stored 256 times as
+# large (`PARTS_OF_STEP`), so the other terms are taken 256 times, too: the sum of codes 64 times,
+# as a dot product with 64s instead of 1s, and the zero four times (`Quantized.pairs4`).
 _ONES = np.full(8, 0x01010101, np.int32)
-_NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32)
+_SIXTY_FOURS = 64 * _ONES
+_OFFSET_128 = np.full(1, -128 << 16, np.int32)
+assert PARTS_OF_STEP == 64 * ZERO_FACTOR
 
 
 @njit(inline="always")
 def _pair_of_codes4(words, at):
-    """Return a group's pair for each lane: the sum of its 32 codes, and 0."""
-    pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
-    return add_code_dots(pair, words, at * 80, _ONES, 0, 0)[0]
+    """Return a group's pair for each lane: 64 x the sum of its 32 codes, and 256 x the offset.
+
+    Memory is read in order, the offsets last: else a step of one token would take a tenth longer.
+    """
+    sums = add_code_dots(zero_words(ONE), words, at * 80, _SIXTY_FOURS, 0, 0)
+    return with_offsets(sums[0], words, at * 80 + 72)
 
 
 @njit(inline="always")
@@ -395,13 +164,12 @@ def _product_of_codes4(pair_of):
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
-            dots = pair_products(tokens, pair, inputs.pairs, own, groups)
+            dots = zero_words(tokens)
             dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
+            dots = add_in_parts(dots, pair, inputs.pairs4, own, groups)
             scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
-            minimum = load_float16(words, at * 80 + 72)
-            total = add_products(total, minimum, inputs.sums, own, groups)
-        return total
+        return from_parts(total)
 
     return product
 
@@ -414,7 +182,7 @@ def _product_of_codes8(pair_of):
             at = panel * groups + group
             own = first * groups + group
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
-            dots = pair_products(tokens, pair, inputs.pairs, own, groups)
+            dots = pair_products(tokens, pair, inputs.pairs8, own, groups)
             soon = (at + ahead * groups) * 136 + first // 4 * 32
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)

@@ -1,7 +1,7 @@
 """Packed weights: the order in which CPU kernels read them, panels of sixteen rows, a lane per row.
 
 A vector register holds the same columns of sixteen rows, so a dot product needs no sum across
-lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: the
+lanes, and the sixteen scales of a group are a vector, too. Packing keeps codes and scales: the
 4-bit codes of a GGUF, or of a GPTQ checkpoint, stay the same 4 bits, in another order. A file with
 wider groups has fewer scales; each is repeated for every 32 columns.
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int16, Int32, Shaped, UInt8, UInt16
+from jaxtyping import Bool, Float, Float16, Float32, Int16, Int32, Shaped, UInt8, UInt16
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import IntegerCodes, StoredTensor
@@ -27,16 +27,24 @@ SLICES = 64  # at most, of the rows of a large matrix, which are packed as if th
 GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 _SIGN_BITS = np.array([0x80808080], np.uint32).view(np.int32)  # of the four bytes of a word
 
+PARTS_OF_STEP = 256  # the offsets of 4-bit codes are whole numbers of them
+FARTHEST = 2**15 - 1  # what 16 bits hold: 128 steps
 Words = Int32[np.ndarray, "*layers words"]  # of one layer, or of all
 Blocks = UInt8[np.ndarray, "rows groups block_bytes"]
+Steps = Float32[np.ndarray, " numbers"]  # one per group and lane, by panels
 
 
 class Codes4(NamedTuple):
-    """4-bit codes: weight = code x scale + minimum; 5 bits per weight in total.
+    """4-bit codes: weight = (code + offset / 256) x scale; 5 bits per weight in total.
 
     The data of a group is contiguous, so that memory is read in one stream: four vectors of codes,
-    then sixteen scales and sixteen minima as float16 bits. Word w of the codes holds columns
-    4w..4w+3 in its low nibbles, and the columns 16 further on in its high nibbles.
+    then sixteen scales as float16 bits and sixteen offsets as 16-bit whole numbers. Word w of the
+    codes holds columns 4w..4w+3 in its low nibbles, and the columns 16 further on in its high
+    nibbles.
+
+    A file has a minimum instead, code x scale + minimum. As an offset it is a whole number, so that
+    a group's dot product is one sum of whole numbers. It is at most 1/512 of a step from the
+    minimum, and equal to it where that is a whole number of steps (Q4_0, GPTQ).
     """
 
     words: Words  # [layers, panels x groups x 80]
@@ -91,31 +99,61 @@ def _words(numbers: Shaped[np.ndarray, "rows groups numbers"]) -> Int32[np.ndarr
     return by_panels(np.ascontiguousarray(numbers).view(np.int32))
 
 
+def _codes4(codes: Words, scales: Steps, minima: Steps) -> Codes4:
+    """Pack codes, and their minima as offsets; all of them come by panels."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # a scale of 0, or NaN
+        offsets = np.where(minima == 0, np.float32(0), minima / scales * PARTS_OF_STEP)
+        far = ~(np.abs(offsets) <= FARTHEST)
+        if far.any():
+            codes, scales = _with_wider_steps(codes, scales, minima, far)
+            offsets = np.where(far, np.nan_to_num(minima / scales * PARTS_OF_STEP), offsets)
+    return Codes4(_together(codes, scales.astype(np.float16), np.rint(offsets).astype(np.int16)))
+
+
+def _with_wider_steps(
+    codes: Words, scales: Steps, minima: Steps, far: Bool[np.ndarray, " numbers"]
+) -> tuple[Words, Steps]:
+    """Give the groups of `far` such steps that their minima are at most 127 steps from 0.
+
+    The numbers of these groups differ by less than an eighth of their size, and remain precise to
+    1/254 of it. Where a scale or a minimum is NaN or infinite, the scale becomes NaN.
+    """
+    wanted = np.abs(minima) / 127
+    half = wanted.astype(np.float16)
+    half = np.where(half < wanted, np.nextafter(half, np.float16(np.inf)), half)  # not below it
+    wider = np.copysign(half.astype(np.float32), scales)
+    wider = np.where(np.isfinite(minima + scales), wider, np.float32(np.nan))
+    shrink = np.where(far, np.abs(np.nan_to_num(scales / wider)), np.float32(1))
+    shrink = shrink.reshape(-1, 1, NUM_LANES, 1)  # the codes are [groups, words, lanes, bytes]
+    both = codes.view(np.uint8).reshape(-1, 4, NUM_LANES, 4)
+    low, high = (np.rint(each * shrink).astype(np.uint8) for each in (both & 15, both >> 4))
+    return (low | high << 4).reshape(-1).view(np.int32), np.where(far, wider, scales)
+
+
 def _codes4_of_q4_1(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
-    codes, steps = by_panels(blocks.view(np.int32)[..., 1:]), blocks.view(np.uint16)[..., :2]
-    steps = by_panels(steps).reshape(-1, 2, NUM_LANES)  # a group's scales and minima
-    return Codes4(_together(codes, steps[:, 0], steps[:, 1]))
+    steps = by_panels(blocks.view(np.float16)[..., :2]).reshape(-1, 2, NUM_LANES)
+    scales, minima = (steps[:, part].astype(np.float32).reshape(-1) for part in (0, 1))
+    return _codes4(by_panels(blocks.view(np.int32)[..., 1:]), scales, minima)
 
 
 def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
-    scales = _scales(blocks)
-    minima = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)
-    return Codes4(_together(_words(blocks[..., 2:]), scales, minima))
+    scales = _scales(blocks).view(np.float16).astype(np.float32)
+    return _codes4(_words(blocks[..., 2:]), scales, -8 * scales)
 
 
 def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
     """Quantise with sixteen equal steps from each group's smallest number to its largest."""
     groups = _dequantized_groups(weight)
     low, high = groups.min(axis=-1), groups.max(axis=-1)
-    minima = low.astype(np.float16)
+    minima = low.astype(np.float16).astype(np.float32)
     scales = ((high - minima) / 15).astype(np.float16)
-    codes = np.rint((groups - minima.astype(np.float32)[..., None]) / _divisors(scales))
+    codes = np.rint((groups - minima[..., None]) / _divisors(scales))
     codes = np.nan_to_num(codes).clip(0, 15).astype(np.uint8)  # a NaN's scale is NaN, too
     packed = codes[..., :16] | codes[..., 16:] << 4
-    parts = by_panels(scales[..., None]), by_panels(minima[..., None])
-    return Codes4(_together(_words(packed), *parts))
+    steps = (by_panels(each[..., None]) for each in (scales.astype(np.float32), minima))
+    return _codes4(_words(packed), *steps)
 
 
 def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
@@ -128,22 +166,22 @@ def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
 def keeps_codes(integers: IntegerCodes, form: str) -> bool:
     """Return whether "int4" or "int8" holds these codes as they are.
 
-    A group of 32 columns must lie within one group of the file, and float16 must hold the scale
-    (and, in 4 bits, the minimum) to a part in 2048. In 8 bits the zero point is subtracted first,
-    so it must leave the codes within a signed byte.
+    A group of 32 columns must lie within one group of the file, and float16 must hold the scale to
+    a part in 2048. In 8 bits the zero point is subtracted first, so it must leave the codes within
+    a signed byte.
     """
     if integers.group_size % GROUP and integers.scales.shape[1] > 1:
         return False
+    if not _fits_float16(integers.scales):
+        return False
     if form == "int4":
-        return integers.bits <= 4 and all(map(_fits_float16, _steps(integers)))
-    in_byte = integers.bits < 8 or bool((integers.zeros == 128).all())
-    return form == "int8" and in_byte and _fits_float16(integers.scales)
+        return integers.bits <= 4
+    return form == "int8" and (integers.bits < 8 or bool((integers.zeros == 128).all()))
 
 
-def rounds_steps(integers: IntegerCodes, form: str) -> bool:
-    """Return whether float16 rounds a scale (or, in "int4", a minimum) of codes that are kept."""
-    steps = _steps(integers) if form == "int4" else (integers.scales,)
-    return not all(torch.equal(each.half().float(), each) for each in steps)
+def rounds_scales(integers: IntegerCodes) -> bool:
+    """Return whether float16 rounds a scale of codes that are kept."""
+    return not torch.equal(integers.scales.half().float(), integers.scales)
 
 
 def _fits_float16(numbers: Float[Tensor, "rows groups"]) -> bool:
@@ -151,28 +189,22 @@ def _fits_float16(numbers: Float[Tensor, "rows groups"]) -> bool:
     return bool(((numbers.half().float() - numbers).abs() <= numbers.abs() / 2048).all())
 
 
-def _steps(
-    integers: IntegerCodes,
-) -> tuple[Float[Tensor, "rows groups"], Float[Tensor, "rows groups"]]:
-    """Return the scale of each group, and its minimum: the number that code 0 means."""
-    return integers.scales, -integers.zeros * integers.scales
-
-
-def _float16_of_groups(
+def _of_groups(
     steps: Float[Tensor, "rows groups"], integers: IntegerCodes, num_groups: int
-) -> UInt16[np.ndarray, " numbers"]:
-    """Repeat each number for every group of 32 columns in its own group, as float16 bits."""
+) -> Steps:
+    """Repeat each number for every group of 32 columns in its own group, by panels."""
     repeats = num_groups if steps.shape[1] == 1 else integers.group_size // GROUP
-    repeated = steps.half().repeat_interleave(repeats, dim=1)[:, :num_groups]
-    return by_panels(repeated.numpy().view(np.uint16)[..., None])
+    repeated = steps.repeat_interleave(repeats, dim=1)[:, :num_groups]
+    return by_panels(repeated.numpy()[..., None])
 
 
 def _codes4_of_integers(integers: IntegerCodes) -> Codes4:
     codes = integers.read().numpy()
     groups = codes.reshape(len(codes), -1, GROUP)
     packed = groups[..., :16] | groups[..., 16:] << 4
-    steps = (_float16_of_groups(each, integers, groups.shape[1]) for each in _steps(integers))
-    return Codes4(_together(_words(packed), *steps))
+    minima = -integers.zeros * integers.scales
+    steps = (_of_groups(each, integers, groups.shape[1]) for each in (integers.scales, minima))
+    return _codes4(_words(packed), *steps)
 
 
 def _codes8_of_integers(integers: IntegerCodes) -> Codes8:
@@ -180,8 +212,8 @@ def _codes8_of_integers(integers: IntegerCodes) -> Codes8:
     zeros = integers.zeros.short().repeat_interleave(integers.group_size, dim=1)
     shifted = (codes.short() - zeros[:, : codes.shape[1]] + 128).to(torch.uint8).numpy()
     groups = shifted.reshape(len(shifted), -1, GROUP)
-    scales = _float16_of_groups(integers.scales, integers, groups.shape[1])
-    return Codes8(_together(_words(groups), scales))
+    scales = _of_groups(integers.scales, integers, groups.shape[1])
+    return Codes8(_together(_words(groups), scales.astype(np.float16)))
 
 
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:

@@ -3,8 +3,9 @@
 A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole
 numbers of at most eight bits. bfloat16 holds these exactly, and float32 holds every sum of their 32
 products exactly. So the dots are those of the vector instructions for bytes, in whatever order the
-processor adds. What follows (scales, minima, the sum over groups) is the same arithmetic in the
-same order. Therefore a token's products are bit-equal by tiles and by vectors.
+processor adds. Adding an offset x the inputs' sum is rounded once, as the whole number that vectors
+have is on its way to float32. What follows (scales, the sum over groups) is the same arithmetic in
+the same order. Therefore a token's products are bit-equal by tiles and by vectors.
 
 Products of bfloat16 weights (`Pairs`) are added up within the tile, in another order than that of
 vectors: even and odd columns apart. So a processor with AMX uses tiles for any number of tokens. A
@@ -35,8 +36,16 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
-from minigen.kernels.cpu.microkernels import add_products, add_scaled, load_tile, store_tile, zeros
-from minigen.kernels.cpu.packed_weights import Codes4, Pairs
+from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Pairs
+from minigen.kernels.cpu.register_tiles import (
+    add_products,
+    add_scaled,
+    from_parts,
+    load_offsets,
+    load_tile,
+    store_tile,
+    zeros,
+)
 from minigen.kernels.cpu.simd import (
     FLOATS,
     NUM_LANES,
@@ -65,7 +74,7 @@ _SHAPES = configuration(dict.fromkeys(range(NUM_TILES), (ROWS, ROW_BYTES)))
 class TileScratch(NamedTuple):
     """What a worker needs on its way from packed codes to products; all parts start a cache line.
 
-    `codes` are panels as tiles of bfloat16, `steps` their scales and minima as float32. The first
+    `codes` are panels as tiles of bfloat16, `steps` their scales and offsets as float32. The first
     axis is workers.
     """
 
@@ -149,7 +158,8 @@ def _end_tiles(weights, num_tokens):
     return end
 
 
-_BFLOATS = [int(bits) for bits in np.arange(16, dtype=np.float32).view(np.uint32) >> 16]
+_CODES = PARTS_OF_STEP * np.arange(16, dtype=np.float32)  # as offsets are: 256 x code
+_BFLOATS = [int(bits) for bits in _CODES.view(np.uint32) >> 16]
 
 
 @intrinsic
@@ -189,8 +199,9 @@ def _byte_pairs(typingctx: Any, words: Any, byte: Any) -> Any:
 
 
 def unpack(weights: Any, layer: int, panel: int, groups: int, scratch: Any, part: int) -> None:
-    """Write a panel's codes as tiles of bfloat16, and its scales and minima as float32.
+    """Write a panel's codes as tiles of bfloat16, and its scales and offsets as float32.
 
+    4-bit codes are written 256 times as large, as their offsets are stored (`PARTS_OF_STEP`).
     Within every four columns the middle ones change places, as they do in the inputs.
     """
     raise OutsideKernelError
@@ -214,7 +225,7 @@ def _unpack_codes4(weights, layer, panel, groups, scratch, part):
             store(scratch.codes, row + 128, _nibble_pairs(both, 4))
             store(scratch.codes, row + 144, _nibble_pairs(both, 12))
         store(scratch.steps, to * 32, load_float16(words, at + 64))
-        store(scratch.steps, to * 32 + 16, load_float16(words, at + 72))
+        store(scratch.steps, to * 32 + 16, load_offsets(words, at + 72))
 
 
 def _unpack_codes8(weights, layer, panel, groups, scratch, part):
@@ -243,7 +254,9 @@ def products_of_block(
 def _products_of_block(weights, layer, panel, count, inputs, first, num_tokens, groups, scratch):
     if weights.instance_class is Pairs:
         return _products_of_pairs
-    return _products_of_codes(_add_four_bits if weights.instance_class is Codes4 else _add_bytes)
+    if weights.instance_class is Codes4:
+        return _products_of_codes(_add_four_bits, from_parts)
+    return _products_of_codes(_add_bytes, _unchanged)
 
 
 @kernel
@@ -361,13 +374,20 @@ def _add_bytes(total, tiled, scratch, own, at, group, dots_at):
 
 @njit(inline="always")
 def _add_four_bits(total, tiled, scratch, own, at, group, dots_at):
-    """Add a group of 4-bit codes, and then its minima x the sums of the inputs."""
-    total = _add_bytes(total, tiled, scratch, own, at, group, dots_at)
-    minimum = load(scratch.steps, at + group * 32 + 16)
-    return add_products(total, minimum, tiled.sums, own + group * ROWS, 1)
+    """Add a group of 4-bit codes: its dots, and its offsets x the sums of the inputs, scaled."""
+    dots = load_tile(SIXTEEN, scratch.dots, dots_at, NUM_LANES)
+    offset = load(scratch.steps, at + group * 32 + 16)
+    dots = add_products(dots, offset, tiled.sums, own + group * ROWS, 1)
+    scale = load(scratch.steps, at + group * 32)
+    return add_scaled(total, dots, scale, tiled.scales, own + group * ROWS, 1)
 
 
-def _products_of_codes(add_group):
+@njit(inline="always")
+def _unchanged(total):
+    return total
+
+
+def _products_of_codes(add_group, finish):
     """Return the function for codes: dots leave the tiles through memory, group by group.
 
     While the dots of one group are added, those of the next are stored, and those of the one after
@@ -404,6 +424,6 @@ def _products_of_codes(add_group):
                     total = add_groups(
                         total, inputs.tiled, scratch, first + token, part, begin, end, groups
                     )
-                    store_tile(scratch.products, to, ROW, total)
+                    store_tile(scratch.products, to, ROW, finish(total) if end == groups else total)
 
     return products

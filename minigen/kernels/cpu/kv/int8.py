@@ -16,7 +16,7 @@ import numpy as np
 
 from minigen.kernels.cpu.elementwise import TINY
 from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
-from minigen.kernels.cpu.microkernels import (
+from minigen.kernels.cpu.register_tiles import (
     add_byte_dots,
     add_scaled,
     add_stored,

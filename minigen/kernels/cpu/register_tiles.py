@@ -1,0 +1,344 @@
+"""Tiles of vectors that stay in registers, and the operations on them, for every processor.
+
+A tile is a tuple of SIMD vectors, row t for token t. The number of rows is the length of the tuple
+`tokens`, which is known at compile time, so that a whole tile stays in registers (register
+blocking). A vector of weights is loaded once and multiplied with every token's number.
+
+`dots` has the dot products of single lanes, by the instructions that the processor has.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from minigen.kernels.cpu.dots import (
+    CODES_AT_ONCE,
+    bfloat_dot,
+    byte_dot,
+    code_dots,
+    pair_product,
+)
+from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
+from minigen.kernels.cpu.simd import (
+    FLOAT_LANES,
+    FLOATS,
+    NUM_LANES,
+    WORD_LANES,
+    WORDS,
+    address,
+    broadcast,
+    multiply_add,
+    same,
+)
+
+ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
+
+
+def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
+    return context.make_tuple(builder, tile, rows)
+
+
+def _rows(builder: Any, tile: Any, tile_type: Any) -> list[Any]:
+    return [builder.extract_value(tile, row) for row in range(tile_type.count)]
+
+
+def _numbers(context: Any, builder: Any, sig: Any, args: Any, position: int, count: int) -> Any:
+    """Yield array[index + t * stride] in all lanes, per row t; the three are args[position:]."""
+    array, index, stride = args[position : position + 3]
+    data = context.make_array(sig.args[position])(context, builder, array).data
+    pointer = builder.gep(data, [index])
+    for _ in range(count):
+        yield broadcast(builder, builder.load(pointer))
+        pointer = builder.gep(pointer, [stride])
+
+
+@intrinsic
+def zeros(typingctx: Any, tokens: Any) -> Any:
+    """Return a tile of float32 zeros, one row per element of the tuple `tokens`."""
+    tile = types.UniTuple(FLOAT_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _tile(context, builder, tile, [same(0.0)] * tile.count)
+
+    return tile(tokens), codegen
+
+
+@intrinsic
+def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Return a tile whose row t holds `array[index + t * stride]` in all lanes (a broadcast)."""
+    lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
+    tile = types.UniTuple(lanes, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = list(_numbers(context, builder, sig, args, 1, tile.count))
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def pair_products(
+    typingctx: Any, tokens: Any, pairs: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Return a tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
+
+    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
+    """
+    tile = types.UniTuple(WORD_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [pair_product(builder, args[1], number) for number in numbers]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, pairs, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def zero_words(typingctx: Any, tokens: Any) -> Any:
+    """Return a tile of int32 zeros, one row per element of the tuple `tokens`."""
+    tile = types.UniTuple(WORD_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _tile(context, builder, tile, [same(0)] * tile.count)
+
+    return tile(tokens), codegen
+
+
+@intrinsic
+def add_in_parts(typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Return a tile whose row t is `PARTS_OF_STEP` x row t + the product of two 16-bit pairs.
+
+    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
+    """
+    shift = same(PARTS_OF_STEP.bit_length() - 1)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [
+            builder.add(builder.shl(row, shift), pair_product(builder, args[1], number))
+            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, pairs, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def from_parts(typingctx: Any, tile: Any) -> Any:
+    """Return a tile of floats, divided by `PARTS_OF_STEP`, which rounds nothing."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        factor = same(1 / PARTS_OF_STEP)
+        rows = [builder.fmul(row, factor) for row in _rows(builder, args[0], tile)]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile), codegen
+
+
+@intrinsic
+def with_offsets(typingctx: Any, sums: Any, words: Any, index: Any) -> Any:
+    """Return pairs: the lower halves of `sums`, and above them the offsets from `index` on.
+
+    `sums` are below 2^15, and sixteen 16-bit offsets lie in eight of the `words`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        offsets = builder.shl(_halves(context, builder, sig, args), same(16))
+        return builder.or_(args[0], offsets)
+
+    return WORD_LANES(sums, words, types.intp), codegen
+
+
+@intrinsic
+def load_offsets(typingctx: Any, words: Any, index: Any) -> Any:
+    """Load the sixteen 16-bit offsets from `index` on as float32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sitofp(_halves(context, builder, sig, args), FLOATS)
+
+    return FLOAT_LANES(words, types.intp), codegen
+
+
+def _halves(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """Load sixteen 16-bit numbers; the array and the index are the last two arguments."""
+    to = ir.VectorType(ir.IntType(16), NUM_LANES)
+    pointer = address(context, builder, sig, args, len(args) - 2, to)
+    return builder.sext(builder.load(pointer, align=4), WORDS)
+
+
+@intrinsic
+def add_byte_dots(
+    typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
+
+    The unsigned bytes come from the lane of `codes`, the signed bytes from the int32
+    `array[index + t * stride]`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [
+            byte_dot(builder, row, args[1], number)
+            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, codes, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_code_dots(
+    typingctx: Any, tile: Any, words: Any, at: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of a group's 32 four-bit codes with its bytes.
+
+    The codes lie in four vectors of `words` from `at` on. The signed bytes of row t are eight
+    int32 from `array[index + t * stride]` on: first those of the lower codes, then of the upper.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        both = [_vector(context, builder, sig, args, 16 * word) for word in range(4)]
+        upper = [builder.lshr(each, same(4)) for each in both]
+        codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+        order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
+        numbers = [
+            list(_numbers(context, builder, sig, [*args[:4], at, args[5]], 3, tile.count))
+            for at in (builder.add(args[4], args[4].type(word)) for word in range(8))
+        ]
+        rows = _rows(builder, args[0], tile)
+        for first in range(0, len(order), CODES_AT_ONCE):
+            some = order[first : first + CODES_AT_ONCE]
+            rows = [
+                code_dots(
+                    builder,
+                    row,
+                    [codes[each] for each in some],
+                    [numbers[each][which] for each in some],
+                )
+                for which, row in enumerate(rows)
+            ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
+
+
+def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any:
+    """Load sixteen words of `args[1]`, from `beyond` after index `args[2]` on."""
+    data = context.make_array(sig.args[1])(context, builder, args[1]).data
+    pointer = builder.gep(data, [builder.add(args[2], args[2].type(beyond))])
+    return builder.load(builder.bitcast(pointer, WORDS.as_pointer()), align=4)
+
+
+@intrinsic
+def add_bfloat_dots(
+    typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of two pairs of bfloat16 numbers.
+
+    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [
+            bfloat_dot(builder, row, args[1], number)
+            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, pairs, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_scaled(
+    typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t of `total`: the dots x the lanes of `scales` x `array[index + t * stride]`.
+
+    The dots are integers, or float32 numbers that are whole.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 3, total.count)
+        sums = _rows(builder, args[0], total)
+        rows = [
+            multiply_add(builder, _float(builder, dot), builder.fmul(args[2], number), row)
+            for row, dot, number in zip(sums, _rows(builder, args[1], total), numbers, strict=True)
+        ]
+        return _tile(context, builder, total, rows)
+
+    return total(total, dots, scales, array, types.intp, types.intp), codegen
+
+
+def _float(builder: Any, lanes: Any) -> Any:
+    return lanes if lanes.type == FLOATS else builder.sitofp(lanes, FLOATS)
+
+
+@intrinsic
+def add_products(
+    typingctx: Any, total: Any, lanes: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add `lanes` x `array[index + t * stride]` to row t of `total`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, total.count)
+        rows = [
+            multiply_add(builder, args[1], number, row)
+            for row, number in zip(_rows(builder, args[0], total), numbers, strict=True)
+        ]
+        return _tile(context, builder, total, rows)
+
+    return total(total, lanes, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Add the sixteen numbers of `array` from `index + t * stride` on to row t."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[1])(context, builder, args[1]).data
+        pointer = builder.gep(data, [args[2]])
+        rows = []
+        for row in _rows(builder, args[0], tile):
+            stored = builder.load(builder.bitcast(pointer, row.type.as_pointer()), align=4)
+            rows.append(builder.fadd(row, stored))
+            pointer = builder.gep(pointer, [args[3]])
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def load_tile(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Return a tile whose row t holds sixteen floats of `array`, from `index + t * stride` on."""
+    tile = types.UniTuple(FLOAT_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[1])(context, builder, args[1]).data
+        pointer = builder.gep(data, [args[2]])
+        rows = []
+        for _ in range(tile.count):
+            rows.append(builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4))
+            pointer = builder.gep(pointer, [args[3]])
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -> Any:
+    """Store row t of the tile to `array`, from `index + t * stride` on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        pointer = builder.gep(data, [args[1]])
+        for row in _rows(builder, args[3], tile):
+            builder.store(row, builder.bitcast(pointer, row.type.as_pointer()), align=4)
+            pointer = builder.gep(pointer, [args[2]])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, tile), codegen
