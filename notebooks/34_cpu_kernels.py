@@ -772,7 +772,13 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # one row of inputs; the next section says why.)
 
 # %%
-from minigen.kernels.cpu.register_tiles import add_byte_dots, add_scaled, spread_numbers, store_tile, zeros
+from minigen.kernels.cpu.register_tiles import (
+    add_byte_dots,
+    add_scaled,
+    spread_numbers,
+    store_tile,
+    zeros,
+)
 
 NOTHING = np.zeros(1, np.int32)
 
@@ -1140,7 +1146,7 @@ for name, share in kinds.items():
 #
 # $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = (256\,z) \cdot \sum_i c_i \;+\; \sum_i (b_i + z) \cdot o$$
 #
-# Rounding $m$ costs at most 1/512 of a step, less than float16 has already rounded off in most groups.
+# Rounding $m$ costs at most 1/512 of a step; float16 has rounded a minimum of eight steps by up to 1/256.
 
 # %%
 task(34, "multiply_codes")
