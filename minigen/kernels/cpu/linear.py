@@ -116,12 +116,15 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
     _gate_products(task, products, first, len(tokens))
 
 
-@kernel
+@partial(kernel, forceinline=True)
 def _gate_products(task, products, first, num_tokens):
     """Write SiLU(gate) x up of tokens, whose products are rows of two gate and two up panels."""
     for token in range(num_tokens):
-        low = silu(load(products, token * 64)) * load(products, token * 64 + 32)
-        high = silu(load(products, token * 64 + 16)) * load(products, token * 64 + 48)
+        for half in range(0, 32, 16):
+            at = token * 64 + half
+            store(products, at, silu(load(products, at)) * load(products, at + 32))
+    for token in range(num_tokens):
+        low, high = load(products, token * 64), load(products, token * 64 + 16)
         write_group(task.hidden, first + token, task.pair, task.ffn // 32, low, high)
 
 
