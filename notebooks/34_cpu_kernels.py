@@ -1500,7 +1500,7 @@ print(
 #
 # ## What it costs in quality
 #
-# Fewer bits are a change of the model, so measure that as well, on 384 tokens of Alice.
+# Fewer bits are a change of the model, so measure that as well, on 288 tokens of Alice.
 # **Agreement** is how often the likeliest next token is the same as in the reference. The **cost**
 # is by how many per cent [perplexity](../docs/glossary.md#perplexity) rises (below zero: it falls).
 # The ± is a 95 % interval from the differences at each token, as if tokens were independent, so it
@@ -1515,7 +1515,7 @@ print(
 # `kv_cache_dtype="int8"` is tested fairly, in short contexts.
 
 # %%
-texts = [ids[start : start + 96] for start in range(0, 384, 96)]
+texts = [ids[start : start + 96] for start in range(0, 288, 96)]
 readings = {form: read_along(each, *texts).logits for form, each in others.items()}
 readings["float32"] = [lesson.scores(llm, text) for text in texts]
 in_bytes_too = load_model(weights="int4", kv_cache_dtype="int8")
@@ -1532,7 +1532,7 @@ for form, reference in references.items():
 # %% [markdown]
 # A cost whose interval holds 0 is no cost that this text can show. One below 0 does
 # not mean that rounding improves a model: of several intervals, one can miss 0 by chance. A small
-# model and 384 tokens are a weak test: real ones read tens of thousands of tokens, and ask
+# model and 288 tokens are a weak test: real ones read tens of thousands of tokens, and ask
 # questions of several kinds besides.
 #
 # ## Your panels in the engine
@@ -1619,7 +1619,7 @@ verdicts(
     ),
     Claim(
         "A KV cache in INT8 costs less than 1 % of quality",
-        f"perplexity changes by {mark(kv_cost, '%', 2)} ± {mark(kv_margin, '%', 2)}, on 384 tokens in contexts "
+        f"perplexity changes by {mark(kv_cost, '%', 2)} ± {mark(kv_margin, '%', 2)}, on 288 tokens in contexts "
         "of at most 96",
         holds(kv_cost + kv_margin < 1),
         "a scale for each token and head, and a transform that spreads the outliers of keys; long "

@@ -427,12 +427,12 @@ guess_real = predict("Two processes, eight micro-batches: per cent idle?", None,
 # %%
 
 
-def decode_in_processes(layers):
+def decode_in_processes(layers, counts):
     cut = {"pipeline_parallel_size": 2, "pipeline_layers": layers, "num_micro_batches": 8}
     piped = load_model(weights="float32", **cut)
     stage_work = (layers[0], layers[1] + work[-1])  # in layers; the last stage has the head
     found = {}
-    for count in (1, 2, 4, 8):
+    for count in counts:
         with piped.record() as recorder:
             answers = piped.generate(prompts[:count], greedy, progress=False)
         assert [each.token_ids for each in answers] == own_answers[:count]
@@ -447,7 +447,7 @@ def decode_in_processes(layers):
     return found, recorder.events
 
 
-in_processes, events = decode_in_processes((15, 15))
+in_processes, events = decode_in_processes((15, 15), counts=(1, 2, 4, 8))
 guess_real.compare(100 * in_processes[8], "%", measured=True)
 sent, num_bytes = lesson.messages(events)["sent"]
 num_tokens = sum(map(len, prompts)) + 3 * 8  # one prefill, and three decode steps
@@ -469,7 +469,7 @@ print(f"rank 0 passed {sent} messages on to stage 1, {num_bytes:,} bytes: a vect
 
 # %%
 by_work = (len(dealt[0]), num_layers - len(dealt[0]))
-in_balance, events_in_balance = decode_in_processes(by_work)
+in_balance, events_in_balance = decode_in_processes(by_work, counts=(8,))
 print(f"eight micro-batches: {mark(100 * in_processes[8], '%')} idle with equal numbers, ", end="")
 print(f"{mark(100 * in_balance[8], '%')} if dealt by work")
 decodes = {"15 and 15 layers": events, f"{by_work[0]} and {by_work[1]} layers": events_in_balance}

@@ -974,7 +974,7 @@ print(f"the walk in Python takes {mark(walk_seconds / step_seconds, 'steps', 2)}
 print(f"the same mask, kept, takes {mark(100 * kept_seconds / step_seconds, '% of a step', 2)}")
 plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 formed_16 = SamplingParams(temperature=0, max_tokens=16, structured_outputs={"json": lesson.SCHEMA})
-slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=5) for n in (1, 16)}
+slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=3) for n in (1, 16)}
 for num_sequences, times in slower.items():
     print(f"whole answers, {num_sequences} at once: {mark(times, 'times as long with a grammar')}")
 print(f"compiling the form: {mark(1000 * compile_seconds, 'ms', 2)} by llguidance, ", end="")
@@ -984,7 +984,7 @@ steps = [lesson.num_steps(each, asked[0], grammar_params) for each in (fast, gue
 guessed = lesson.ratio_by_turns(
     lambda: fast.generate(asked[0], grammar_params),
     lambda: guessing.generate(asked[0], grammar_params),
-    repeats=5,
+    repeats=3,
 )
 print(f"steps of an answer: ⟨{steps[0]}⟩ one by one, ⟨{steps[1]}⟩ with forced tokens as guesses,")
 print(f"which takes {mark(guessed, 'times as long', 2)}")
