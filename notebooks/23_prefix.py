@@ -83,7 +83,7 @@ from minigen_course.lab.toy_engine import serve_toy
 
 BLOCK = 16
 alone = load_model(weights="float32", enable_prefix_caching=False)
-greedy = SamplingParams(temperature=0, max_tokens=8)
+greedy = SamplingParams(temperature=0, max_tokens=12)
 
 # %%
 chapter_map("prefix cache")
