@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from minigen.kernels.cpu.amx import tiles
 from minigen.kernels.cpu.simd import address
 
-ROWS, WORDS_OF_TILE = 16, 256
+WORDS_OF_TILE = tiles.ROWS * 16
 _MEMORY = (ctypes.c_int32 * (tiles.NUM_TILES * WORDS_OF_TILE))()
 _I64 = ir.IntType(64)
 
@@ -78,7 +78,7 @@ def _moves(loads: bool) -> Any:
     @njit
     def all_words(tile, array, index, stride):  # type: ignore[no-untyped-def]
         per_word = 4 // array.itemsize
-        for row in range(ROWS):
+        for row in range(tiles.ROWS):
             for word in range(16):
                 at = tile * WORDS_OF_TILE + row * 16 + word
                 move(array, index + row * stride + word * per_word, at)
@@ -95,7 +95,7 @@ def _zero(tile):  # type: ignore[no-untyped-def]
 @njit
 def _bfloat_dots(total, left, right):  # type: ignore[no-untyped-def]
     """Even and odd columns are added up apart, each product and sum rounded once."""
-    for row in range(ROWS):
+    for row in range(tiles.ROWS):
         for column in range(16):
             even = odd = np.float32(0.0)
             for word in range(16):

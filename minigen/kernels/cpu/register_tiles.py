@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 from minigen.kernels.cpu.dots import (
     CODES_AT_ONCE,
+    Emit,
     bfloat_dot,
     byte_dot,
     code_dots,
@@ -107,23 +108,41 @@ def zero_words(typingctx: Any, tokens: Any) -> Any:
     return tile(tokens), codegen
 
 
-@intrinsic
-def add_in_parts(typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Return a tile whose row t is `PARTS_OF_STEP` x row t + the product of two 16-bit pairs.
+def _adds(emit: Emit) -> Any:
+    """Make what adds to row t of a tile, from the lanes and `array[index + t * stride]`.
 
-    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
+    `emit(builder, row, lanes, number)` returns the new row.
     """
+
+    @intrinsic
+    def add(typingctx: Any, tile: Any, lanes: Any, array: Any, index: Any, stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            numbers = _numbers(context, builder, sig, args, 2, tile.count)
+            rows = [
+                emit(builder, row, args[1], number)
+                for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+            ]
+            return _tile(context, builder, tile, rows)
+
+        return tile(tile, lanes, array, types.intp, types.intp), codegen
+
+    return add
+
+
+def _in_parts(builder: Any, row: Any, pairs: Any, number: Any) -> Any:
     shift = same(PARTS_OF_STEP.bit_length() - 1)
+    return builder.add(builder.shl(row, shift), pair_product(builder, pairs, number))
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [
-            builder.add(builder.shl(row, shift), pair_product(builder, args[1], number))
-            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
-        ]
-        return _tile(context, builder, tile, rows)
 
-    return tile(tile, pairs, array, types.intp, types.intp), codegen
+# add_byte_dots(tile, codes, array, index, stride): the dot product of four unsigned bytes, in the
+# lane of `codes`, and the four signed bytes of an int32 of the array.
+add_byte_dots = _adds(byte_dot)
+# add_bfloat_dots(tile, pairs, ...): the dot product of two pairs of bfloat16 numbers.
+add_bfloat_dots = _adds(bfloat_dot)
+# add_products(tile, lanes, ...): the product of two float32 numbers.
+add_products = _adds(lambda builder, row, lanes, one: multiply_add(builder, lanes, one, row))
+# add_in_parts(tile, pairs, ...): PARTS_OF_STEP x the row + the product of two pairs of 16 bits.
+add_in_parts = _adds(_in_parts)
 
 
 @intrinsic
@@ -170,27 +189,6 @@ def _halves(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 @intrinsic
-def add_byte_dots(
-    typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
-
-    The unsigned bytes come from the lane of `codes`, the signed bytes from the int32
-    `array[index + t * stride]`.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [
-            byte_dot(builder, row, args[1], number)
-            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
-        ]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, codes, array, types.intp, types.intp), codegen
-
-
-@intrinsic
 def add_code_dots(
     typingctx: Any, tile: Any, words: Any, at: Any, array: Any, index: Any, stride: Any
 ) -> Any:
@@ -234,26 +232,6 @@ def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any
 
 
 @intrinsic
-def add_bfloat_dots(
-    typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add to row t, lane by lane, the dot product of two pairs of bfloat16 numbers.
-
-    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [
-            bfloat_dot(builder, row, args[1], number)
-            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
-        ]
-        return _tile(context, builder, tile, rows)
-
-    return tile(tile, pairs, array, types.intp, types.intp), codegen
-
-
-@intrinsic
 def add_scaled(
     typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
 ) -> Any:
@@ -276,23 +254,6 @@ def add_scaled(
 
 def _float(builder: Any, lanes: Any) -> Any:
     return lanes if lanes.type == FLOATS else builder.sitofp(lanes, FLOATS)
-
-
-@intrinsic
-def add_products(
-    typingctx: Any, total: Any, lanes: Any, array: Any, index: Any, stride: Any
-) -> Any:
-    """Add `lanes` x `array[index + t * stride]` to row t of `total`."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        numbers = _numbers(context, builder, sig, args, 2, total.count)
-        rows = [
-            multiply_add(builder, args[1], number, row)
-            for row, number in zip(_rows(builder, args[0], total), numbers, strict=True)
-        ]
-        return _tile(context, builder, total, rows)
-
-    return total(total, lanes, array, types.intp, types.intp), codegen
 
 
 @intrinsic
