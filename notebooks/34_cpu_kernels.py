@@ -1144,9 +1144,10 @@ for name, share in kinds.items():
 # number of 256ths of a step, $m \approx o\,s / 256$. Then the last two terms of the formula are whole
 # numbers, too, and a processor that multiplies pairs of 16-bit numbers takes both at once:
 #
-# $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = (256\,z) \cdot \sum_i c_i \;+\; \sum_i (b_i + z) \cdot o$$
+# $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = 4\,z \cdot 64 \sum_i c_i \;+\; \sum_i (b_i + z) \cdot o$$
 #
-# Rounding $m$ costs at most 1/512 of a step; float16 has rounded a minimum of eight steps by up to 1/256.
+# (256 is dealt to both factors of the first product, because each must fit in 16 bits.) Rounding $m$ costs
+# at most 1/512 of a step; float16 has rounded a minimum of eight steps by up to 1/256.
 
 # %%
 task(34, "multiply_codes")
