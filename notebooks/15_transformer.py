@@ -634,7 +634,7 @@ my_flops = check(15, token_flops=token_flops)
 # one operation, part 3) can skip the masked half; the exercise `prompt_flops` counts that.
 
 # %%
-with FlopCounterMode(display=False) as counted:
+with FlopCounterMode(display=False, custom_mapping=lesson.flops_of_onednn()) as counted:
     forward(prompt_ids)
 num_tokens = len(prompt_ids)
 formula = num_tokens * my_flops(config, num_tokens)

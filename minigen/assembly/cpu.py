@@ -32,7 +32,7 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import CPU, KVPool, attend_paged
 from minigen.kv_cache.quantized import attend_coded
 from minigen.model.layers import DenseLinear
-from minigen.model.transformer import MakeLinear, dense_linear
+from minigen.model.transformer import MakeLinear
 from minigen.protocols import Linear, Runner
 from minigen.sampling.sampler import Choose, choose_tokens
 from minigen.sockets.resolve import build_part, find_part, name_of
@@ -122,7 +122,7 @@ class CpuPlan:
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen for each part, and why."""
-        ranks, linear = self.options.num_ranks, "torch"
+        ranks = self.options.num_ranks
         by_layers = self.attention if self.coded is None else attend_coded
         attention = "paged, in the compiled step" if self.compiled else name_of(by_layers)
         if self.options.context_parallel_size > 1:
@@ -131,8 +131,10 @@ class CpuPlan:
             from minigen.kernels.cpu.dots import instructions
 
             linear = f"Numba, weights packed in panels of sixteen rows, {instructions()}"
-        elif _packs(self.form):
-            linear = "torch, weights packed for oneDNN"
+        else:
+            from minigen.kernels.onednn import best_for
+
+            linear, _ = best_for(DTYPES[self.form])
         return {
             "weights": f"{self.form} ({self.form_reason})",
             "runner": self.runner,
@@ -427,21 +429,13 @@ def has_numba() -> bool:
     return find_spec("numba") is not None
 
 
-def _packs(form: str) -> bool:
-    """Return whether oneDNN can pack weights of this format here."""
-    from minigen.kernels.onednn import can_pack
-
-    return can_pack(DTYPES[form])
-
-
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
     """Return how to make linear layers, and how to convert an output head tied to the embedding."""
     if form in ("int8", "int4"):
         from minigen.kernels.cpu.linear import panel_linear
 
         return panel_linear(form, num_threads), lambda head: head
-    if _packs(form):
-        from minigen.kernels.onednn import pack, packed_linear
+    from minigen.kernels.onednn import best_for, finished_linear
 
-        return packed_linear(DTYPES[form]), pack
-    return dense_linear(DTYPES[form]), lambda head: head
+    _, finish = best_for(DTYPES[form])
+    return finished_linear(DTYPES[form], finish), finish

@@ -1,11 +1,14 @@
-"""Linear layers whose weights are packed once into the memory layout that oneDNN multiplies with.
+"""Linear layers by oneDNN, for a few rows at a time, where torch's own product is slow.
 
-torch's bfloat16 matrix product (oneDNN) takes row-major weights and packs them into blocks at every
-call. Here they are packed once, when the model is loaded, so a step of a few rows reads each weight
-only once. The results are the same.
+bfloat16: torch's product (also oneDNN's) takes row-major weights and packs them into blocks at
+every call. Here they are packed once, when the model is loaded, so a step of a few rows reads each
+weight only once. The results are the same.
+
+float32: torch's product is MKL's, which on AMD's processors reads the weights of a few rows far
+slower than memory gives them. oneDNN's reads them as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
+from minigen.hardware import cpu_name
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, dense_linear
 from minigen.protocols import Linear
+
+Finish = Callable[[DenseLinear], Linear]
 
 EXPECTED_ROWS = 8  # batch size that the layout is optimised for; other sizes work as well
 
@@ -35,6 +41,31 @@ class PackedLinear:
             return x.new_empty(0, sum(self.parts))
         made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return made
+
+
+@dataclass(frozen=True)
+class PlainLinear(DenseLinear):
+    """y = x W^T + b on the weights as they are, by oneDNN."""
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        if len(x) == 0:
+            return x.new_empty(0, sum(self.parts))
+        weight, bias = self.weight, self.bias
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return made
+
+
+def is_faster(dtype: torch.dtype) -> bool:
+    """Return whether plain weights of this type are multiplied faster by oneDNN than by torch."""
+    return (
+        dtype == torch.float32
+        and cpu_name().startswith("AMD")
+        and torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -58,11 +89,25 @@ def pack(linear: DenseLinear) -> Linear:
     return PackedLinear(packed, linear.bias, linear.parts)
 
 
-def packed_linear(dtype: torch.dtype) -> MakeLinear:
-    """Return a factory of linear layers: weights are dequantized into `dtype` and packed once."""
+def plain(linear: DenseLinear) -> Linear:
+    """Return the same linear layer, multiplied by oneDNN on the same weights."""
+    return PlainLinear(linear.weight, linear.bias, linear.parts)
+
+
+def best_for(dtype: torch.dtype) -> tuple[str, Finish]:
+    """Return how torch multiplies weights of this type best here, in words and as a conversion."""
+    if can_pack(dtype):
+        return "torch, weights packed for oneDNN", pack
+    if is_faster(dtype):
+        return "torch, by oneDNN", plain
+    return "torch", lambda linear: linear
+
+
+def finished_linear(dtype: torch.dtype, finish: Finish) -> MakeLinear:
+    """Return a factory of linear layers: dequantized into `dtype`, then converted by `finish`."""
     make_dense = dense_linear(dtype)
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
-        return pack(make_dense(weights, biases))
+        return finish(make_dense(weights, biases))
 
     return make

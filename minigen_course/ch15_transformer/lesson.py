@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,6 +102,20 @@ class TinyModel:
         attend = attend_packed([len(token_ids)], self.config.sliding_windows)
         hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
         return model.logits(hidden)
+
+
+def flops_of_onednn() -> dict[Any, Callable[..., int]]:
+    """Return a `custom_mapping` for torch's `FlopCounterMode`.
+
+    The engine's float32 products are oneDNN's on some processors, and torch counts none for these.
+    """
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return {}
+
+    def linear(x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+        return 2 * math.prod(x) * weight[0]
+
+    return {torch.ops.mkldnn._linear_pointwise: linear}
 
 
 def tiny_model(family: str, **changes: Any) -> TinyModel:

@@ -207,11 +207,8 @@ def operators_of_layer(
 def _in_16_bits(layer: Layer) -> Layer:
     def linear(each: Linear) -> DenseLinear:
         assert isinstance(each, DenseLinear), "the model has dense weights"
-        return replace(
-            each,
-            weight=each.weight.half(),
-            bias=None if each.bias is None else each.bias.half(),
-        )
+        bias = None if each.bias is None else each.bias.half()
+        return DenseLinear(each.weight.half(), bias, each.parts)
 
     return replace(
         layer,

@@ -1,7 +1,7 @@
 """Compile the whole step ahead of time, and measure its speed on this machine.
 
 Compiling depends only on types, so the model is one tiny layer. The speeds that `auto` compares are
-measured with layers too large for the caches, next to torch's own matrix products.
+measured with layers too large for the caches, next to the matrix products of torch's runner.
 """
 
 import math
@@ -27,6 +27,8 @@ from minigen.kernels.cpu.runner import (
 from minigen.kernels.cpu.step import kernel_shape, kernel_weights, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
 from minigen.kernels.jit.code_cache import is_compiled, report_compiled
+from minigen.kernels.onednn import best_for
+from minigen.model.layers import DenseLinear
 from minigen.model.transformer import expected_tensors
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
@@ -99,8 +101,9 @@ def _measure(form: str, kv_dtype: str) -> dict[str, float]:
     runs: dict[str, Callable[[], object]] = {"compiled": step}
     for dtype in (torch.bfloat16, torch.float32):
         weight, x = torch.ones(2**14, 2**11, dtype=dtype), torch.ones(1, 2**11, dtype=dtype)
-        name = str(dtype).removeprefix("torch.")
-        work[name], runs[name] = weight.numel(), partial(torch.nn.functional.linear, x, weight)
+        name, (_, finish) = str(dtype).removeprefix("torch."), best_for(dtype)
+        linear = finish(DenseLinear(weight, None, (len(weight),)))
+        work[name], runs[name] = weight.numel(), partial(linear, x)
     return {name: work[name] / seconds for name, seconds in _fewest_seconds(runs).items()}
 
 

@@ -43,6 +43,7 @@ def fingerprint() -> str:
     cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
     facts = (
         *(version(package) for package in ("numba", "llvmlite", "numpy")),
+        version("torch"),  # whose speed is measured beside the code's
         str(sys.implementation.cache_tag),
         cpu_name or get_host_cpu_name(),
         target_features(),

@@ -254,7 +254,7 @@ def _reply(
 async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
     requested_ns = time.perf_counter_ns()
     model = find_model(host, request.model)
-    if request.keep_alive == 0:
+    if request.keep_alive == 0 and not model.stays:
         model.keep_for(0)
         reason = "unload"
     else:
