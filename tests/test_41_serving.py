@@ -196,3 +196,21 @@ def test_torchruns_ranks_follow_one_model_only(
         main()
     assert caught.value.code == 1
     assert "run one model until they end" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "abc", "-m"], ["chat", "-m"]])
+def test_a_model_in_one_process_is_refused_to_several_ranks(
+    model: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "41", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["minigen", *command, str(model)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "torchrun started 2 ranks" in error
+    assert "set tensor_parallel_size or another parallel size to 2" in error

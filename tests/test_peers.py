@@ -7,6 +7,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from benchmarks.peers.answers import share_agreeing
 from benchmarks.peers.builds import Build, llama_cpp_build
 from benchmarks.peers.comparing import Comparison
 from benchmarks.peers.engines import ENGINES, chosen
-from benchmarks.peers.environments import Environments, SetupError, recipes, requirements_of
+from benchmarks.peers.environments import (
+    OWN,
+    Environments,
+    SetupError,
+    own_requirements,
+    recipes,
+    requirements_of,
+)
 from benchmarks.peers.loads import DECODE, MEMORY_ALONE, MIXED, START, UNITS, loads
 from benchmarks.peers.preparing import started_once
 from benchmarks.peers.processes import Moment, family, peak_memory
@@ -385,8 +393,26 @@ def test_last_words_name_no_place_of_this_machine(tmp_path: Path) -> None:
 def test_engines_can_be_chosen_by_a_prefix_of_their_names() -> None:
     assert chosen(None) == list(ENGINES)
     assert {engine.environment for engine in chosen("llama.cpp, vLLM")} == {"llama_cpp", "vllm_cpu"}
-    assert all(engine.environment in {None, *recipes(EPYC)} for engine in ENGINES)
+    assert {engine.environment for engine in ENGINES} == set(recipes(EPYC))
     assert len({engine.name for engine in ENGINES}) == len(ENGINES)
+
+
+def test_minigen_is_measured_with_what_its_users_install(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        """[project]
+dependencies = ["numpy>=1.26", "torch>=2.6; python_version < '3'", "safetensors[torch]>=0.5"]
+[project.optional-dependencies]
+cpu = ["numba>=0.60"]
+test = ["pytest"]
+""",
+        encoding="utf-8",
+    )
+    found = own_requirements(project)
+    assert found == tuple(f"{name}=={version(name)}" for name in ("numpy", "safetensors", "numba"))
+    real = [each.partition("==")[0] for each in recipes(EPYC)[OWN].requirements]
+    assert {"torch", "numba", "tokenizers"} < set(real)
+    assert not {"pytest", "nbval", "fastapi"} & set(real)
 
 
 def test_a_wheels_requirements_are_read_without_its_extras(tmp_path: Path) -> None:
@@ -458,7 +484,7 @@ def test_a_pretended_processor_has_no_more_than_its_own_instructions() -> None:
     assert pretended.variables == VARIABLES["avx2"] != XEON.variables == {}
     assert pretended.can_pretend
     assert not Processor("old", frozenset({"avx"}), "avx2").can_pretend
-    assert {engine.environment for engine in chosen(None, "avx2")} == {None, "llama_cpp"}
+    assert {engine.environment for engine in chosen(None, "avx2")} == {OWN, "llama_cpp"}
     assert [engine.name for engine in chosen("vLLM", "avx2")] == []
 
 

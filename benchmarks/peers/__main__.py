@@ -1,6 +1,6 @@
 """Compare minigen with other engines: `python -m benchmarks.peers`, or `make bench-peers`.
 
-Each peer gets its own environment, and the default model in the formats that it reads, in a cache
+Each engine gets its own environment, and the default model in the formats that it reads, in a cache
 folder (8 GB; half an hour, the first time). Then in each round every engine starts alone, in an
 order that is random per round, runs all loads (benchmarks/peers/loads.py) and ends. Samples during
 which other programs took more than 5% of the machine are set aside. The JSON file grows with every

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from benchmarks.peers import models
+from benchmarks.peers.environments import OWN
 
 
 @dataclass(frozen=True)
 class Engine:
     """A name, the module that measures the engine, and what it reads.
 
-    `environment` names the environment whose Python runs the engine (None: this one). At most
+    `environment` names the environment whose Python runs the engine. At most
     `at_once` requests run together, which is the best count found for each engine. `mixed` says
     whether the engine gets the 128 mixed requests, the longest load: engines with continuous
     batching do, but of llama.cpp only the format that is its fastest with many requests.
@@ -18,7 +19,7 @@ class Engine:
     name: str
     worker: str
     model: str
-    environment: str | None = None
+    environment: str
     weights: str = "auto"
     at_once: int = 32
     mixed: bool = True
@@ -27,7 +28,7 @@ class Engine:
 def minigen(weights: str) -> Engine:
     """minigen, from the model's file as it is."""
     worker = "benchmarks.peers.workers.minigen_worker"
-    return Engine(f"minigen {weights}", worker, models.GGUF, weights=weights)
+    return Engine(f"minigen {weights}", worker, models.GGUF, OWN, weights=weights)
 
 
 def peer(name: str, environment: str, model: str, at_once: int = 32, mixed: bool = True) -> Engine:
@@ -52,7 +53,7 @@ ENGINES = (
 )
 
 
-PRETENDING = {None, "llama_cpp"}  # the environments of engines that can pretend a processor
+PRETENDING = {OWN, "llama_cpp"}  # the environments of engines that can pretend a processor
 
 
 def chosen(names: str | None, pretended: str | None = None) -> list[Engine]:

@@ -1,4 +1,7 @@
-"""A virtual environment for each peer, with the versions that were tested; Linux only.
+"""A virtual environment for each engine, with the versions that were tested; Linux only.
+
+minigen's has what its users install, in the versions of the environment that runs the benchmark:
+packages that are only there for tests would count in its memory and in its start.
 
 Setup can be interrupted at any point: a complete environment has a stamp, and others are set up
 again (pip keeps its cache). llama.cpp is compiled for the processor, which takes minutes.
@@ -9,16 +12,22 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+
+from packaging.requirements import Requirement
 
 from benchmarks.peers.builds import Build, llama_cpp_build
 from benchmarks.peers.processor import Processor
 
+OWN = "minigen"  # the name of minigen's own environment
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 TORCH = "torch==2.13.0"
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -63,9 +72,18 @@ RECIPES = {
 
 
 def recipes(processor: Processor) -> dict[str, Recipe]:
-    """Return the recipes of all peers; llama.cpp is built for this processor."""
+    """Return the recipes of all engines; llama.cpp is built for this processor."""
     packages = ("llama-cpp-python==0.3.36", "numpy", "gguf")
-    return {"llama_cpp": Recipe(packages, build=llama_cpp_build(processor)), **RECIPES}
+    own = {OWN: Recipe(own_requirements(PROJECT))}
+    return {"llama_cpp": Recipe(packages, build=llama_cpp_build(processor)), **RECIPES, **own}
+
+
+def own_requirements(project: Path) -> tuple[str, ...]:
+    """Return what `pip install 'minigen[cpu]'` brings, in the versions that are installed here."""
+    about = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    wanted = map(Requirement, [*about["dependencies"], *about["optional-dependencies"]["cpu"]])
+    names = [each.name for each in wanted if each.marker is None or each.marker.evaluate()]
+    return tuple(f"{name}=={version(name).partition('+')[0]}" for name in names)
 
 
 class SetupError(Exception):
@@ -73,7 +91,7 @@ class SetupError(Exception):
 
 
 class Environments:
-    """The environments of peers, each in its own folder, and each build in one of its own."""
+    """The environments of engines, each in its own folder, and each build in one of its own."""
 
     def __init__(self, folder: Path, recipes: Mapping[str, Recipe]):
         self.folder, self.recipes = folder, recipes

@@ -3,16 +3,14 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines import Engine
-from benchmarks.peers.environments import Environments, SetupError
+from benchmarks.peers.environments import OWN, Environments, SetupError
 from benchmarks.peers.models import Models
 from benchmarks.peers.running import take_turn
 
@@ -34,9 +32,9 @@ def prepared(
     for engine in engines:
         try:
             jobs[engine.name] = (
-                own_job(engine, models, threads, own_variables)
-                if engine.environment is None
-                else peers_job(engine, engine.environment, environments, models, threads)
+                own_job(engine, environments, models, threads, own_variables)
+                if engine.environment == OWN
+                else peers_job(engine, environments, models, threads)
             )
         except SetupError as error:
             reasons[engine.name] = str(error)
@@ -45,31 +43,38 @@ def prepared(
 
 
 def own_job(
-    engine: Engine, models: Models, threads: int, variables: Mapping[str, str]
+    engine: Engine,
+    environments: Environments,
+    models: Models,
+    threads: int,
+    variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the command and job of minigen; compile its kernels first.
+    """Return the command and job of minigen; set up its environment and compile its kernels first.
 
-    Raises a `SetupError` if that fails.
+    minigen itself is that of the working tree. Raises a `SetupError` if one of them fails.
     """
-    compile_kernels(variables)
+    environments.set_up(OWN)
+    python = environments.python(OWN)
+    compile_kernels(python, variables)
     described = {"variables": dict(variables), "versions": own_versions()}
-    return described | _job(engine, Path(sys.executable), models, threads)
+    return described | _job(engine, python, models, threads)
 
 
 def peers_job(
-    engine: Engine, environment: str, environments: Environments, models: Models, threads: int
+    engine: Engine, environments: Environments, models: Models, threads: int
 ) -> dict[str, Any]:
     """Return a peer's command and job; set up its environment and its model's format first.
 
     Raises a `SetupError` if one of them cannot be made.
     """
-    environments.set_up(environment)
-    build = environments.recipes[environment].build
+    name = engine.environment
+    environments.set_up(name)
+    build = environments.recipes[name].build
     return {
-        "variables": environments.variables(environment),
-        "versions": environments.versions(environment),
+        "variables": environments.variables(name),
+        "versions": environments.versions(name),
         **({} if build is None else {"build": build.about}),
-        **_job(engine, environments.python(environment), models, threads),
+        **_job(engine, environments.python(name), models, threads),
     }
 
 
@@ -85,18 +90,13 @@ def _job(engine: Engine, python: Path, models: Models, threads: int) -> dict[str
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of minigen's packages that are installed."""
-    return {name: version(name) for name in OWN_PACKAGES if find_spec(name) is not None}
+    """Return the versions of minigen's packages, here and in its own environment."""
+    return {name: version(name) for name in OWN_PACKAGES}
 
 
-def compile_kernels(variables: Mapping[str, str]) -> None:
-    """Compile minigen's kernels once, which takes minutes; otherwise torch would be measured.
-
-    If Numba is missing, minigen reports that itself when it starts.
-    """
-    if find_spec("numba") is None:
-        return
-    command, environment = [sys.executable, "-m", "minigen", "compile"], {**os.environ, **variables}
+def compile_kernels(python: Path, variables: Mapping[str, str]) -> None:
+    """Compile minigen's kernels once, which takes minutes; otherwise torch would be measured."""
+    command, environment = [str(python), "-m", "minigen", "compile"], {**os.environ, **variables}
     if subprocess.run(command, env=environment, check=False).returncode:
         raise SetupError("minigen's kernels could not be compiled.")
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import Field, dataclass, fields, replace
@@ -166,8 +167,20 @@ def with_schema(params: SamplingParams, schema: str | None) -> SamplingParams:
     return replace(params, structured_outputs={"json": schema})
 
 
+def refuse_idle_ranks(options: Mapping[str, Any]) -> None:
+    """Raise an `OptionError` if `torchrun` started several ranks for a model in one process."""
+    started = int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if started > 1 and EngineConfig(**options).num_ranks == 1:
+        raise OptionError(
+            f"torchrun started {started} ranks, and each would load the whole model and answer by "
+            f"itself: set tensor_parallel_size or another parallel size to {started}, or start "
+            "minigen without torchrun."
+        )
+
+
 def load_model(model: str, **options: Any) -> "LLM":
     """Call `LLM.load` with a progress bar, which is imported when there is progress to show."""
+    refuse_idle_ranks(options)
     from minigen.llm import LLM
 
     with ExitStack() as shown:

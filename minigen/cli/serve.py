@@ -14,6 +14,7 @@ from minigen.cli.options import (
     Command,
     flag,
     load_model,
+    refuse_idle_ranks,
     takes_engine_options,
     with_options,
 )
@@ -150,6 +151,7 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
     """
     from minigen.parallel.launch import torchrun_rank
 
+    refuse_idle_ranks(options)
     cuts = ("tensor", "context", "pipeline")
     sizes = [options[f"{cut}_parallel_size"] for cut in cuts]
     rank = torchrun_rank() if max(sizes) > 1 else None
