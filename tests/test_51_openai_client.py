@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,13 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
+from minigen.server.app import create_app
+from minigen.server.middleware.auth import ApiKeys
+from minigen.server.middleware.limits import Limits
+from minigen.server.middleware.stack import MiddlewareStack
 from minigen.server.models import ModelHost
 from tests.serving import load_tiny, save_tiny, serving
+from tests.waiting import wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Say é"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -227,6 +233,21 @@ def test_echo_without_new_tokens_scores_a_prompt(client: OpenAI, llm: LLM) -> No
     assert answer.usage.completion_tokens == 0
     plain = client.completions.create(model="tiny", prompt="abcd", max_tokens=0, echo=True)
     assert plain.choices[0].text == "abcd"
+
+
+def test_the_access_log_counts_the_prompt_of_an_echo_that_computes_nothing(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, logger = ModelHost({"tiny": partial(load_tiny, directory)}), logging.getLogger("echo")
+    app = MiddlewareStack(create_app(host), Limits(), ApiKeys(), logger=logger)
+    asked = {"model": "tiny", "prompt": "abcd", "max_tokens": 0, "echo": True}
+    with caplog.at_level(logging.INFO, logger.name), serving(host, app) as url:
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()
+        wait_until(lambda: len(caplog.messages) > 0)
+    line = json.loads(caplog.messages[-1])
+    counts = (line["prompt_tokens"], line["completion_tokens"])
+    assert counts == (answer["usage"]["prompt_tokens"], 0)
+    assert counts[0] > 0
 
 
 @pytest.mark.parametrize("max_tokens", [0, 4])

@@ -60,9 +60,10 @@ class Reply(Response):
         with suppress(ClientGoneError):
             async with self._host.lease(self._model) as served:
                 answers, writer = await self._read_in_time(scope, served)
+                computed = answers if writer.needs_engine else []
                 with _recorded(record_of(scope), served.name, answers):
                     async with submitted(
-                        served.thread.dispatcher, answers, receive, self._streams
+                        served.thread.dispatcher, computed, receive, self._streams
                     ) as deltas:
                         if self._streams:
                             await self._stream(deltas, writer, send)

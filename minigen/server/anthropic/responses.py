@@ -30,6 +30,7 @@ class MessageWriter:
     """Writes a `message`, or the events of one."""
 
     media_type = EVENT_STREAM
+    needs_engine = True
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class OllamaResponseWriter:
     """
 
     media_type = "application/x-ndjson"
+    needs_engine = True
 
     def __init__(
         self,

@@ -104,6 +104,10 @@ class ResponseWriter(Protocol):
 
     media_type: str
 
+    @property
+    def needs_engine(self) -> bool:
+        """Whether the response needs more than the prompt's text."""
+
     def whole(self) -> bytes: ...
 
     def on_start(self) -> bytes: ...
@@ -182,6 +186,7 @@ class ChatResponseWriter:
     """Writes `chat.completion` objects and their chunks."""
 
     media_type = EVENT_STREAM
+    needs_engine = True
 
     def __init__(
         self,

@@ -55,8 +55,7 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
         def read(served: Served) -> ReadRequest:
             answers = completion_answers(served.llm, request)
             check(answers)
-            writer = CompletionResponseWriter(served, answers, request)
-            return answers if writer.needs_engine else [], writer
+            return answers, CompletionResponseWriter(served, answers, request)
 
         return Reply(host, request.model, bool(request.stream), read, request.asks_for_a_form)
 

@@ -26,6 +26,7 @@ class ResponsesWriter:
     """Writes one response and its events; a complete response has the items of the events."""
 
     media_type = EVENT_STREAM
+    needs_engine = True
 
     def __init__(
         self,
