@@ -160,7 +160,7 @@ print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_token
 #
 # *Stretch, 15 points, about 30 minutes.*
 #
-# Multiply bytes by 4-bit codes, as the package's kernels do. An input is (byte + zero) x scale, and a weight is code x scale + minimum; scales, zeros and minima belong to groups of 32 columns. Along the columns, multiply and add only integers, because the processor does that fast. Account for zero and minimum with the sums of the codes and of the bytes. Return float32, [tokens, rows].
+# Multiply bytes by 4-bit codes. (The package's kernels compute the same, with the minimum as an offset.) An input is (byte + zero) x scale, and a weight is code x scale + minimum; scales, zeros and minima belong to groups of 32 columns. Along the columns, multiply and add only integers, because the processor does that fast. Account for zero and minimum with the sums of the codes and of the bytes. Return float32, [tokens, rows].
 
 # %%
 # exercise: minigen_course.ch34_cpu_kernels.reference.multiply_codes

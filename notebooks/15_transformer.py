@@ -626,8 +626,9 @@ my_flops = check(15, token_flops=token_flops)
 # + \underbrace{2\,L \cdot 3\,d\,f}_{\text{feed-forward}}
 # + \underbrace{2\,V d}_{\text{head}}$$
 #
-# torch can count the FLOPs of all matrix products while they run. Count the six tokens of the text, and
-# compare. The two numbers are *equal*, not just close. torch counts matrix products only, as the formula
+# torch can count the FLOPs of all matrix products while they run. (On AMD's processors the package's
+# float32 products are oneDNN's, a library that torch has but does not count; `flops_of_onednn` says how.)
+# Count the six tokens of the text, and compare. The two numbers are *equal*, not just close. torch counts matrix products only, as the formula
 # does (norms, rotation and softmax are left out). And `attention_naive` computes
 # the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
 # what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A **kernel** (a program for

@@ -162,8 +162,8 @@ second_round = {name: tokens_per_second(*way) for name, way in list(ways.items()
 rates = {name: max(rate, second_round.get(name, 0)) for name, rate in first_round.items()}
 picture(
     ladder(rates, baseline="cache, one by one"),
-    "Output tokens per second of five ways to serve these requests: the better of two rounds (of the "
-    "first two there is one). The first two ways serve only the first four of them, one after the other.",
+    "Output tokens per second of five ways to serve these requests: the better of two rounds, but one "
+    "round of the first two ways, which serve only the first four requests, one after the other.",
     number="25.1",
 )
 slowest, by_cache, _, _, fastest = rates.values()

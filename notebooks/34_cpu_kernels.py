@@ -173,13 +173,13 @@ guess_share.compare(
 # %% [markdown]
 # Two things can be won: come nearer to the bound, and raise the bound by reading fewer bytes. (The
 # 8.5 bits of int8 are 8 and a scale of 16 bits for each 32 weights, $8 + 16/32$. The 5 bits of int4
-# are 4 and a scale and a minimum of 16 bits each, $4 + 32/32$.)
+# are 4, a scale of 16 bits, and 16 bits for the minimum, $4 + 32/32$.)
 #
 # ## What a processor has
 #
 # The words for the rest of the chapter, from the outside to the inside:
 #
-# - A core runs one stream of instructions (on some machines, it shares itself between two, its **hardware
+# - A core runs one stream of instructions (on some machines two at once, its **hardware
 #   threads**). A processor has several. A program uses them through **threads**: streams of instructions
 #   that the operating system assigns to cores. The threads of a program share its memory.
 # - The **clock** gives the beat: a core at 3 GHz has 3 billion cycles per second, and it can start
@@ -968,7 +968,7 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # many of them, and of their loads, under way at once. In a cache it is a part of what the layout
 # saves in instructions, which become the limit when there are several tokens. (Only a part: with
 # AVX-512 panels need about 28 instructions per row and the loop by rows about 90, but then panels
-# come near what the L2 cache of figure 34.2 delivers, and starting the threads takes a few µs of
+# come near what the L2 cache (figure 34.1) delivers, and starting the threads takes a few µs of
 # each.) (Real programs report gains of this kind, though their kernels for prompts also multiply
 # several tokens by each load, as the next section does. With interleaved rows of 6-bit weights,
 # llama.cpp on two ARM processors with `sdot` [reads
@@ -1042,14 +1042,15 @@ print(lesson.table_of_roofs())
 # A roofline shows what programs have reached on a machine. The table below the figure is about one
 # processor, an Intel Xeon (two hardware threads of a rented server). For each row, Numba was
 # allowed other instructions, those of the last three rows of the table in *What a processor has*,
-# with AVX2 twice. (BF16 is the dot product of two pairs of bfloat16 numbers.) The slope is a sum
-# over 268 MB, the flat part are the package's products of 256 tokens, with weights that a cache
-# holds, each the middle of several runs. [The benchmark](../benchmarks/34_roofs.py) prints the
+# with AVX2 twice. (BF16 is the dot product of two pairs of bfloat16 numbers.) The slope comes from
+# a sum over 268 MB, the flat part from the package's products of 256 tokens, with weights that a
+# cache holds. Each number is the median of several runs. [The benchmark](../benchmarks/34_roofs.py) prints the
 # first four numbers for your machine, and with `--pretend avx2` those for fewer instructions.
-# (Compare the rows only with each other: figure 34.7 is of your machine, and of another product,
-# which has no zeros (*Zeros and minima* below explains them), and its fastest run counts. And
+# (Compare the rows only with each other: figure 34.7 shows your machine and a simpler kernel, whose
+# inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And
 # compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
-# 576, which have more results for each weight.)
+# 576, which have more results for each weight. The int4 column is older than the offsets of *Zeros
+# and minima*, which make it somewhat faster.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two
 # operations with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$
@@ -1065,7 +1066,7 @@ print(lesson.table_of_roofs())
 #   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
-#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly.) With weights in
+#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly, and int4's codes, taken 256 times, because they have only four bits that are not 0.) With weights in
 #   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
 #   scales with vector instructions, 18 times in a row of 576. Storing, loading and scaling take up to half of the
 #   time. (An AMX tile is a
@@ -1130,7 +1131,7 @@ for name, share in kinds.items():
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $b_i, t, z$ | byte, scale and zero of the inputs | `inputs.numbers`, [tokens, groups, 32], `.scales`, `.zeros`, [tokens, groups] |
-# | $c_i, s, m$ | code (0 to 15), scale and minimum of the weights | `weights.codes`, [rows, groups, 32], `.scales`, `.minima`, [rows, groups] |
+# | $c_i, s, m$ | code (0 to 15; chapter 11 calls it a level), scale and minimum of the weights | `weights.codes`, [rows, groups, 32], `.scales`, `.minima`, [rows, groups] |
 #
 # By hand, with two columns instead of 32 (so $2z$ instead of $32z$), $b = (3, -1)$, $z = 2$,
 # $c = (4, 10)$, $m = -5$, $s = t = 1$. Directly: $5 \cdot (-1) + 1 \cdot 5 = 0$. By the formula:
@@ -1139,15 +1140,31 @@ for name, share in kinds.items():
 # |---|---|---|---|
 # | $12 - 10 = 2$ | $2 \cdot 14 = 28$ | $-5 \cdot (2 + 4) = -30$ | $0$ |
 #
-# Per group and token, the eight byte instructions are followed by four more multiplications: by $z$, by
-# $s\,t$ (two), and by $m$. The package leaves one of them out. It stores $m$ as an **offset** $o$, a whole
-# number of 256ths of a step, $m \approx o\,s / 256$. Then the last two terms of the formula are whole
-# numbers, too, and a processor that multiplies pairs of 16-bit numbers takes both at once:
+# Per group, panel and token, the eight byte instructions are followed by four more multiplications: $z$
+# with the sum of the codes, $s$ with $t$, their product with the integers' sum, and one for $m$. The
+# package leaves one of them out. It stores $m$ as an **offset** $o$: a whole number of 256ths of $s$,
+# which is the step from one code to the next. So $m \approx o\,s/256$, and since $\sum b_i + 32\,z = \sum (b_i + z)$, the formula becomes
 #
-# $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = 4\,z \cdot 64 \sum_i c_i \;+\; \sum_i (b_i + z) \cdot o$$
+# $$t\,s \Big[ \sum_i b_i c_i + z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big]$$
 #
-# (256 is dealt to both factors of the first product, because each must fit in 16 bits.) Rounding $m$ costs
-# at most 1/512 of a step; float16 has rounded a minimum of eight steps by up to 1/256.
+# In the brackets, 256 times each term is a whole number. x86 processors have an instruction,
+# `vpmaddwd`, that multiplies two 16-bit numbers by two others in each lane, and adds both products.
+# It makes the last two terms at once (elsewhere that takes two multiplications):
+#
+# $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = 4\,z \cdot 64 \sum_i c_i \;+\; o \cdot \sum_i (b_i + z)$$
+#
+# Why 4 times 64? A signed 16-bit number is at most 32,767, and $256 \sum c_i$ could be 122,880. But
+# $64 \sum c_i$ is at most 30,720, and it costs nothing: the sum of the codes is their dot product with
+# ones, and here they meet 64s instead. Then the kernel shifts $\sum b_i c_i$ left by 8 bits, which makes it 256 times as
+# large, adds this sum, and multiplies by $s\,t$. At the end the row's total is divided by 256, once.
+# By hand, with the numbers above: $o = -5 \cdot 256 = -1{,}280$ and $\sum (b_i + z) = 6$. The two
+# products are $8 \cdot 896 = 7{,}168$ and $-7{,}680$, together $-512 = 256 \cdot (28 - 30)$, and
+# $256 \cdot 2 - 512 = 0$.
+#
+# Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
+# rounded a minimum of eight steps by up to 1/256 of a step. A minimum of more than 128 steps does not
+# fit in 16 bits. The numbers of such a group are nearly equal; the package gives it wider steps, and
+# rounds its codes again.)
 
 # %%
 task(34, "multiply_codes")
@@ -1186,7 +1203,7 @@ plain = my_product(of_rows, byte_rows(given[None]))
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
 torch.set_num_threads(num_threads)  # the package's kernel left torch one, so that they do not wait
 np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
-print(f"of {plain.size} products the compiled ones are the same but for float32's last digits")
+print(f"the {plain.size} products of the compiled kernel are the same, but for rounding")
 
 # %% [markdown]
 # ## Attention as two products
@@ -1221,8 +1238,8 @@ differ = (five @ some.T)[:1] != five[:1] @ some.T
 measured("torch, a row among five and alone: of 4,096 numbers differ", float(differ.sum()))
 
 # %% [markdown]
-# A lane adds its products in one order, whatever the other registers hold. So your answer does not
-# depend on the other requests of the step. A library may choose another order of sums for another
+# A lane adds its products in one order, whatever the other registers hold. So with the package's
+# kernels your answer does not depend on the other requests of the step. A library may choose another order of sums for another
 # number of rows, and rounds otherwise; where it does, the second line is not 0. ([He
 # 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) calls the
 # property *batch invariance*, and shows what is lost without it.)
@@ -1510,7 +1527,8 @@ print(
 # This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
 # the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**
 # ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods). (The row
-# of int4 below shows only what inputs in bytes and a cache in bfloat16 add.) Rounding these weights
+# of int4 below shows only what inputs in bytes, minima in 256ths of a step, and a cache in bfloat16
+# add.) Rounding these weights
 # to 8 bits is a test of 8 bits on *this* model; whether the original would lose as little is not
 # tested either. Keys and values are computed, and no file has rounded them before, so
 # `kv_cache_dtype="int8"` is tested fairly, in short contexts.
@@ -1651,7 +1669,7 @@ verdicts(
 # - What a step loses against its bound can be bandwidth not reached or a constant part. A line
 #   through several forms separates them, as far as its ranges allow.
 # - What rounding to the file's precision cost can be tested only against the original. What further steps
-#   cost (bytes as inputs, a cache in int8) can be tested against the file.
+#   cost (bytes as inputs, rounded minima, a cache in int8) can be tested against the file.
 #
 # **Check yourself** (click to see the answer).
 #

@@ -465,7 +465,7 @@ print(f"rank 0 passed {sent} messages on to stage 1, {num_bytes:,} bytes: a vect
 # You know the remedy: deal by work. `pipeline_layers` (`--pipeline-layers 19,11`) takes the number of layers of
 # each stage. Your `deal_layers` found them above, with the head counted as one, and `minigen info
 # --pipeline-parallel-size 2` proposes the same. Then each stage has 19 layers' work, and the simulator agrees
-# with the formula. What do the processes say?
+# with the formula. What do the processes say, with eight sequences?
 
 # %%
 by_work = (len(dealt[0]), num_layers - len(dealt[0]))

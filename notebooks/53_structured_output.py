@@ -693,7 +693,7 @@ for character in "[x{[x]}]":
 nested = {"grammar": 'root ::= "x" | "[" root* "]" | "{" root* "}"'}
 opened = {fast.tokenizer.encode(each)[0]: 1.0 for each in "[{"}  # a bias to open more
 deep = SamplingParams(
-    temperature=1, seed=51, max_tokens=40, logit_bias=opened, structured_outputs=nested
+    temperature=1, seed=54, max_tokens=40, logit_bias=opened, structured_outputs=nested
 )
 value = fast.generate("[[{[x]x}", deep).text
 print(f"⟨{value}⟩ by llguidance's parser: ⟨{lesson.deepest(value)}⟩ brackets are open at once")

@@ -1,10 +1,10 @@
 """Exercise multiply_codes of chapter 34 (stretch, 15 points, about 30 minutes).
 
-Multiply bytes by 4-bit codes, as the package's kernels do. An input is (byte + zero) x scale,
-and a weight is code x scale + minimum; scales, zeros and minima belong to groups of 32 columns.
-Along the columns, multiply and add only integers, because the processor does that fast. Account
-for zero and minimum with the sums of the codes and of the bytes. Return float32, [tokens,
-rows].
+Multiply bytes by 4-bit codes. (The package's kernels compute the same, with the minimum as an
+offset.) An input is (byte + zero) x scale, and a weight is code x scale + minimum; scales,
+zeros and minima belong to groups of 32 columns. Along the columns, multiply and add only
+integers, because the processor does that fast. Account for zero and minimum with the sums of
+the codes and of the bytes. Return float32, [tokens, rows].
 
 Check it:     minigen check exercises/34_cpu_kernels/multiply_codes.py
 With a hint:  minigen check exercises/34_cpu_kernels/multiply_codes.py --hint 1

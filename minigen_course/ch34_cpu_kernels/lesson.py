@@ -43,7 +43,7 @@ class Codes(NamedTuple):
 
 
 def round_weights(rows: np.ndarray, bits: int, size: int) -> Codes:
-    """Quantise float32 rows to 2^bits equal steps from each group's smallest number to its largest.
+    """Quantise float32 rows to 2^bits levels from each group's smallest number to its largest.
 
     Raises `ValueError` unless `bits` is 1 to 8 and `size` is at least 1.
     """

@@ -47,8 +47,8 @@ AHEAD_FOUR, AHEAD_EIGHT = (False,) * 4, (False,) * 8  # the tile also prefetches
 #     = sum of byte x code + zero x (sum of codes) + (sum of byte + zero) x offset
 # The last two terms are one dot product of two pairs: (zero, sum of byte + zero) of the inputs and
 # (sum of codes, offset) of the weights. In the weights' pair the sum is the lower 16 bits and the
-# offset the upper 16. The offset of 8-bit codes is -128. That of 4-bit codes is stored 256 times as
-# large (`PARTS_OF_STEP`), so the other terms are taken 256 times, too: the sum of codes 64 times,
+# offset the upper 16. The offset of 8-bit codes is -128. `Codes4` stores 256 times this offset
+# (`PARTS_OF_STEP`), so the other terms are taken 256 times, too: the sum of codes 64 times,
 # as a dot product with 64s instead of 1s, and the zero four times (`Quantized.pairs4`).
 _ONES = np.full(8, 0x01010101, np.int32)
 _SIXTY_FOURS = 64 * _ONES

@@ -1,9 +1,10 @@
 """Packed weights: the order in which CPU kernels read them, panels of sixteen rows, a lane per row.
 
 A vector register holds the same columns of sixteen rows, so a dot product needs no sum across
-lanes, and the sixteen scales of a group are a vector, too. Packing keeps codes and scales: the
-4-bit codes of a GGUF, or of a GPTQ checkpoint, stay the same 4 bits, in another order. A file with
-wider groups has fewer scales; each is repeated for every 32 columns.
+lanes, and the sixteen scales of a group are a vector, too. Packing keeps codes: the 4-bit codes of
+a GGUF, or of a GPTQ checkpoint, stay the same 4 bits, in another order (but for groups of nearly
+equal numbers: `_with_wider_steps`). Scales become float16, as they are in a GGUF. A file with wider
+groups has fewer scales; each is repeated for every 32 columns.
 
 Axes, with all layers in one array: [layers, panels, groups (of 32 columns), words of a group,
 lanes].
@@ -28,7 +29,7 @@ GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 _SIGN_BITS = np.array([0x80808080], np.uint32).view(np.int32)  # of the four bytes of a word
 
 PARTS_OF_STEP = 256  # the offsets of 4-bit codes are whole numbers of them
-FARTHEST = 2**15 - 1  # what 16 bits hold: 128 steps
+FARTHEST = 2**15 - 1  # what 16 bits hold: just below 128 steps
 Words = Int32[np.ndarray, "*layers words"]  # of one layer, or of all
 Blocks = UInt8[np.ndarray, "rows groups block_bytes"]
 Steps = Float32[np.ndarray, " numbers"]  # one per group and lane, by panels
@@ -144,7 +145,7 @@ def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
 
 
 def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
-    """Quantise with sixteen equal steps from each group's smallest number to its largest."""
+    """Quantise to sixteen levels, from each group's smallest number to its largest."""
     groups = _dequantized_groups(weight)
     low, high = groups.min(axis=-1), groups.max(axis=-1)
     minima = low.astype(np.float16).astype(np.float32)

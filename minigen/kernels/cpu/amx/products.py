@@ -1,11 +1,12 @@
 """Products of up to 128 tokens with up to four panels of weights, by AMX tiles.
 
-A tile's dot product takes 32 columns, one group, in bfloat16. Codes and input bytes are whole
-numbers of at most eight bits. bfloat16 holds these exactly, and float32 holds every sum of their 32
-products exactly. So the dots are those of the vector instructions for bytes, in whatever order the
-processor adds. Adding an offset x the inputs' sum is rounded once, as the whole number that vectors
-have is on its way to float32. What follows (scales, the sum over groups) is the same arithmetic in
-the same order. Therefore a token's products are bit-equal by tiles and by vectors.
+A tile's dot product takes 32 columns, one group, in bfloat16. Codes (4-bit ones taken 256 times)
+and input bytes are whole numbers with at most eight significant bits. bfloat16 holds these exactly,
+and float32 holds every sum of their 32 products exactly. So the dots are those of the vector
+instructions for bytes, in whatever order the processor adds. Adding an offset x the inputs' sum is
+rounded once, as the whole number that vectors have is on its way to float32. What follows (scales,
+the sum over groups) is the same arithmetic in the same order. Therefore a token's products are
+bit-equal by tiles and by vectors.
 
 Products of bfloat16 weights (`Pairs`) are added up within the tile, in another order than that of
 vectors: even and odd columns apart. So a processor with AMX uses tiles for any number of tokens. A
