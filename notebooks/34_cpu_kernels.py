@@ -1117,13 +1117,13 @@ for name, share in kinds.items():
 # ## Zeros and minima
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
-# that 254 steps reach from the smallest number to the largest. (The range always includes 0, so
+# that 254 steps reach from the smallest number to the largest. (The byte $-z$ stands for the number 0.) (The range always includes 0, so
 # that a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the
 # rounding of floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$
-# (chapter 11); a kernel takes the low four bits of each byte as one word of codes, the high four as
-# another. So an input is $(b_i + z)\,t$ and a weight
-# $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254 to 254
-# and so no byte any more, which the byte instructions need, and with $m$ a weight is no integer at all.
+# (chapter 11). An input is $(b_i + z)\,t$, and a weight $c_i\,s + m$.
+# Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254 to 254
+# and so no byte any more, which the byte instructions need, and with $m$ a weight is no longer an
+# integer times $s$, so that $s$ could not wait outside the sum.
 # Multiplied out over the 32 columns of a group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
@@ -1140,31 +1140,37 @@ for name, share in kinds.items():
 # |---|---|---|---|
 # | $12 - 10 = 2$ | $2 \cdot 14 = 28$ | $-5 \cdot (2 + 4) = -30$ | $0$ |
 #
-# Per group, panel and token, the eight byte instructions are followed by four more multiplications: $z$
-# with the sum of the codes, $s$ with $t$, their product with the integers' sum, and one for $m$. The
-# package leaves one of them out. It stores $m$ as an **offset** $o$: a whole number of 256ths of $s$,
-# which is the step from one code to the next. So $m \approx o\,s/256$, and since $\sum b_i + 32\,z = \sum (b_i + z)$, the formula becomes
+# Per group, panel and token, there are eight byte instructions. (The low four bits of a word's bytes are
+# one word of codes, the high four another.) Four more multiplications follow: $z$ with the sum of the codes,
+# $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor, $t\,(\sum b_i + 32\,z)$, is
+# computed once, with the inputs. And $\sum c_i$ takes eight byte instructions for a panel, which all tokens share.)
+#
+# On Intel's and AMD's processors the package leaves one of the four out. It stores $m$ as an **offset** $o$, a
+# whole number of 256ths of a step. (A step, from one code to the next, is $s$.) So $m \approx o\,s/256$, and
+# since $\sum b_i + 32\,z = \sum (b_i + z)$, the formula becomes
 #
 # $$t\,s \Big[ \sum_i b_i c_i + z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big]$$
 #
-# In the brackets, 256 times each term is a whole number. x86 processors have an instruction,
+# In the brackets, 256 times each term is a whole number. Intel's and AMD's processors have an instruction,
 # `vpmaddwd`, that multiplies two 16-bit numbers by two others in each lane, and adds both products.
-# It makes the last two terms at once (elsewhere that takes two multiplications):
+# It makes the last two terms at once (elsewhere they take two multiplications, as before):
 #
 # $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = 4\,z \cdot 64 \sum_i c_i \;+\; o \cdot \sum_i (b_i + z)$$
 #
 # Why 4 times 64? A signed 16-bit number is at most 32,767, and $256 \sum c_i$ could be 122,880. But
-# $64 \sum c_i$ is at most 30,720, and it costs nothing: the sum of the codes is their dot product with
-# ones, and here they meet 64s instead. Then the kernel shifts $\sum b_i c_i$ left by 8 bits, which makes it 256 times as
-# large, adds this sum, and multiplies by $s\,t$. At the end the row's total is divided by 256, once.
+# $64 \sum c_i$ is at most 30,720; $4\,z$ is at most 512, $\sum (b_i + z)$ at most 8,128. The 64 costs nothing: the
+# sum of the codes is their dot product with ones, and here they meet 64s instead. The 4 is multiplied in once, with the
+# inputs. Then the kernel shifts $\sum b_i c_i$ left by 8 bits, which makes it 256 times as large, adds these two products, and
+# multiplies by $s\,t$. At the end the row's total is divided by 256, once.
 # By hand, with the numbers above: $o = -5 \cdot 256 = -1{,}280$ and $\sum (b_i + z) = 6$. The two
 # products are $8 \cdot 896 = 7{,}168$ and $-7{,}680$, together $-512 = 256 \cdot (28 - 30)$, and
 # $256 \cdot 2 - 512 = 0$.
 #
 # Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
-# rounded a minimum of eight steps by up to 1/256 of a step. A minimum of more than 128 steps does not
+# rounded a minimum of eight steps by up to 1/256 of a step. A minimum of 128 steps or more does not
 # fit in 16 bits. The numbers of such a group are nearly equal; the package gives it wider steps, and
-# rounds its codes again.)
+# rounds its codes again.) The exercise asks for the first formula, with $m$; the cell after it gives it minima that
+# were rounded as offsets are.
 
 # %%
 task(34, "multiply_codes")
@@ -1201,7 +1207,7 @@ of_rows = CodeRows(
 )
 plain = my_product(of_rows, byte_rows(given[None]))
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
-torch.set_num_threads(num_threads)  # the package's kernel left torch one, so that they do not wait
+torch.set_num_threads(num_threads)  # the package's kernel left torch one, to have the cores itself
 np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
 print(f"the {plain.size} products of the compiled kernel are the same, but for rounding")
 

@@ -56,7 +56,7 @@ PACKAGES = tuple(
     openai ollama scipy regex pytest pytest-xdist pytest-random-order import-linter
     hypothesis jsonschema nbval playwright schemathesis ruff mypy pyyaml codespell mkdocs
     mkdocs-material mkdocstrings-python nbgrader otter-grader compressed-tensors
-    ml-dtypes""".split()
+    ml-dtypes packaging""".split()
 )
 VARIABLES = tuple(  # none of them contains a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY
