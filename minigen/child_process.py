@@ -33,3 +33,13 @@ def start_module(
         env=environment(),
         start_new_session=True,
     )
+
+
+def wait_for_starter() -> None:
+    """Return when the process that started this one by `start_module` closes the pipe, or ends.
+
+    No data is ever written. The pipe is read without Python's buffer: a thread that waits in
+    `sys.stdin.buffer` has its lock, and the interpreter aborts if it ends meanwhile.
+    """
+    while os.read(sys.stdin.fileno(), 1):
+        pass

@@ -227,6 +227,28 @@ def test_the_compiler_ends_with_the_process_that_started_it(
     assert child.wait(300) == 1
 
 
+_WAITS = """
+import time
+from threading import Thread
+from minigen.child_process import wait_for_starter
+
+Thread(target=wait_for_starter, daemon=True).start()
+time.sleep(0.3)  # it waits in a read
+"""
+
+
+def test_a_process_that_waits_for_its_starter_ends_in_peace() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as child:
+        assert child.wait(60) == 0
+        assert child.stderr is not None
+        assert child.stderr.read() == b""
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_numba_without_what_the_fast_way_needs_compiles_the_whole(
     breaks: bool, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from threading import Thread
 
+from minigen.child_process import wait_for_starter
 from minigen.errors import WorkerError
 from minigen.parallel.comm import local_comm
 from minigen.parallel.launch import LOST_ANOTHER, exit_process, run_worker
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _end_with_rank_0(folder: Path) -> None:
-    sys.stdin.buffer.read()  # no data is ever written, so it returns when the other end closes
+    wait_for_starter()
     _end(folder)
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from threading import Thread
 
+from minigen.child_process import wait_for_starter
 from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.jit.outermost import only_outermost_code
 
@@ -52,7 +53,7 @@ def _compile_whole(form: str, kv_dtype: str) -> int:
 
 
 def _end_with_starter() -> None:
-    sys.stdin.buffer.read()  # no data is ever written, so it returns when the other end closes
+    wait_for_starter()
     os._exit(1)
 
 
