@@ -1157,6 +1157,7 @@ for name, share in kinds.items():
 #
 # $$256 \Big( z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big) = 4\,z \cdot 64 \sum_i c_i \;+\; o \cdot \sum_i (b_i + z)$$
 #
+# A token's pair, $4\,z$ and $\sum (b_i + z)$, is the same in all lanes; $64 \sum c_i$ and $o$ are each row's own.
 # Why 4 times 64? A signed 16-bit number is at most 32,767, and $256 \sum c_i$ could be 122,880. But
 # $64 \sum c_i$ is at most 30,720; $4\,z$ is at most 512, $\sum (b_i + z)$ at most 8,128. The 64 costs nothing: the
 # sum of the codes is their dot product with ones, and here they meet 64s instead. The 4 is multiplied in once, with the
@@ -1167,8 +1168,8 @@ for name, share in kinds.items():
 # $256 \cdot 2 - 512 = 0$.
 #
 # Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
-# rounded a minimum of eight steps by up to 1/256 of a step. A minimum of 128 steps or more does not
-# fit in 16 bits. The numbers of such a group are nearly equal; the package gives it wider steps, and
+# rounded a minimum of eight steps by up to 1/256 of a step. An offset is at most 32,767, up or
+# down, so a minimum of 128 steps or more has none. The numbers of such a group are nearly equal; the package gives it wider steps, and
 # rounds its codes again.) The exercise asks for the first formula, with $m$; the cell after it gives it minima that
 # were rounded as offsets are.
 
