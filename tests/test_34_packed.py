@@ -26,6 +26,17 @@ all_shapes = pytest.mark.parametrize(("outs", "ins"), [((16,), 8), ((48, 16, 16)
 with_bias = pytest.mark.parametrize("has_bias", [False, True])
 
 
+def linear_and_inputs(
+    dtype: torch.dtype, rows: int, outs: tuple[int, ...], ins: int, has_bias: bool
+) -> tuple[DenseLinear, torch.Tensor]:
+    """Return a random linear layer, and rows that are twice as wide as its inputs."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(sum(outs), ins, generator=generator).to(dtype)
+    bias = torch.randn(sum(outs), generator=generator).to(dtype) if has_bias else None
+    wide = torch.randn(rows, 2 * ins, generator=generator).to(dtype)
+    return DenseLinear(weight, bias, outs), wide
+
+
 @packs
 @all_rows
 @all_shapes
@@ -33,14 +44,10 @@ with_bias = pytest.mark.parametrize("has_bias", [False, True])
 def test_a_packed_linear_gives_what_the_plain_one_gives(
     rows: int, outs: tuple[int, ...], ins: int, has_bias: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(sum(outs), ins, generator=generator).bfloat16()
-    bias = torch.randn(sum(outs), generator=generator).bfloat16() if has_bias else None
-    plain = DenseLinear(weight, bias, outs)
-    packed = pack(plain)
-    x = torch.randn(rows, ins, generator=generator).bfloat16()
+    by_torch, wide = linear_and_inputs(torch.bfloat16, rows, outs, ins, has_bias)
+    packed, x = pack(by_torch), wide[:, :ins].contiguous()
     assert packed.parts == outs
-    torch.testing.assert_close(packed(x), plain(x), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(packed(x), by_torch(x), rtol=1e-2, atol=1e-2)
 
 
 @has_both
@@ -50,14 +57,10 @@ def test_a_packed_linear_gives_what_the_plain_one_gives(
 def test_onednn_gives_what_torch_gives_on_the_same_weights(
     rows: int, outs: tuple[int, ...], ins: int, has_bias: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(sum(outs), ins, generator=generator)
-    bias = torch.randn(sum(outs), generator=generator) if has_bias else None
-    by_torch = DenseLinear(weight, bias, outs)
+    by_torch, whole = linear_and_inputs(torch.float32, rows, outs, ins, has_bias)
     by_onednn = plain(by_torch)
     assert isinstance(by_onednn, PlainLinear)
-    assert by_onednn.weight is weight
-    whole = torch.randn(rows, 3 * ins, generator=generator)
+    assert by_onednn.weight is by_torch.weight
     for x in (whole[:, :ins].contiguous(), whole[:, ins : 2 * ins]):  # a view of wider rows too
         torch.testing.assert_close(by_onednn(x), by_torch(x), rtol=1e-5, atol=1e-5)
 

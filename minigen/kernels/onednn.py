@@ -37,10 +37,7 @@ class PackedLinear:
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        if len(x) == 0:
-            return x.new_empty(0, sum(self.parts))
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return made
+        return _product(x, self.packed, self)
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,16 @@ class PlainLinear(DenseLinear):
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
     ) -> Float[Tensor, "tokens out_features"]:
-        if len(x) == 0:
-            return x.new_empty(0, sum(self.parts))
-        weight, bias = self.weight, self.bias
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return made
+        return _product(x, self.weight, self)
+
+
+def _product(
+    x: Float[Tensor, "tokens in_features"], weight: Tensor, linear: PackedLinear | PlainLinear
+) -> Float[Tensor, "tokens out_features"]:
+    if len(x) == 0:
+        return x.new_empty(0, sum(linear.parts))
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, linear.bias, "none", [], "")
+    return made
 
 
 def is_faster(dtype: torch.dtype) -> bool:
