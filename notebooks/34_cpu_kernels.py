@@ -134,8 +134,8 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # up a quarter of a gigabyte. One loop shows only what *this* loop reads, and memory may deliver
 # more to another. So take the result as a first value of $B$. Later sections compare it with other
 # loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a
-# step is the 10th percentile of the steps that ran, because other programs disturb the slower
-# ones.) `njit` compiles a function when it is first called. `prange` shares a loop among the
+# step is the 10th percentile of the steps that ran: a tenth of them were faster. Other programs disturb
+# the slower ones.) `njit` compiles a function when it is first called. `prange` shares a loop among the
 # processor's **cores**, its parts that compute at the same time. `fastmath` permits sums in another
 # order. That changes float results a little, so a compiler needs permission: in float32, $(10^8 +
 # 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
@@ -492,9 +492,10 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a
 # time) and has the program choose among them when it runs. A copy converts each weight once, so the
-# numbers that one pass converts tell how many weights the pass has done. (In one copy, of which
-# more below, some conversions serve several groups at once. It multiplies more weights than it
-# converts, so per weight it needs fewer instructions than are printed.) The next cell divides the
+# numbers that one pass converts tell how many weights the pass has done. (One copy, of which
+# more below, has numbers of several *groups* in the lanes, so it needs no sums across them. Some of its
+# conversions serve several groups at once: it multiplies more weights than it converts, so per weight
+# it needs fewer instructions than are printed.) The next cell divides the
 # instructions of a pass by them, and gives the copy with the fewest and the one with the most
 # instructions per weight. (Our count is 117 / 576 = 0.20 per weight, and twice that with registers
 # of eight lanes. LLVM, the compiler behind Numba, often takes eight even where there are sixteen.
@@ -527,7 +528,10 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # With eight lanes, keeping them apart still needs fewer instructions than a part for each group.
 # With four it needs more, because there loads, conversions and FMAs are most of the work, and a sum
 # across four lanes is short. In the last column a group's registers are added up first, and only
-# their sum is multiplied by the scale: that needs fewer at every length.
+# their sum is multiplied by the scale: that needs fewer at every length. (These are the instructions of x86, the
+# family of Intel and AMD: one widens bytes as it loads them, and an FMA may read its input from memory. NEON, ARM's
+# instructions for four lanes, does neither, so on ARM each count of the last line is about 200 higher.
+# The order stays, and the ratios are nearer to 1.)
 
 
 # %%
@@ -968,8 +972,8 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # many of them, and of their loads, under way at once. In a cache it is a part of what the layout
 # saves in instructions, which become the limit when there are several tokens. (Only a part: with
 # AVX-512 panels need about 28 instructions per row and the loop by rows about 90, but then panels
-# come near what the L2 cache (figure 34.1) delivers, and starting the threads takes a few µs of
-# each.) (Real programs report gains of this kind, though their kernels for prompts also multiply
+# come near what the L2 cache (figure 34.1) delivers, and calling the function from Python and
+# starting its threads take a few µs of each.) (Real programs report gains of this kind, though their kernels for prompts also multiply
 # several tokens by each load, as the next section does. With interleaved rows of 6-bit weights,
 # llama.cpp on two ARM processors with `sdot` [reads
 # prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15 times as fast, and
@@ -1023,12 +1027,12 @@ print(lesson.table_of_roofs())
 # Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that
 # lies on the roof waits for memory, and another token costs little. Right of it each token costs
 # its arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays
-# below its limit, so there another token costs more than the roof says. Near the ridge, reading and
-# computing overlap only in part. And a tile needs two registers for each of its tokens, for a total
-# and for the integer dots; eight tokens can be more than there are registers. (By vector
-# instructions, the package stops at four in int8 and int4. If 8 and 16 tokens, which use the same
-# tile, lie right of the ridge and take nearly as long, another program probably disturbed the
-# measurement.) (Both limits are the best that was measured, so a point can lie on them and none
+# below its limit: that step takes longer than the roof says. Near the ridge, reading and
+# computing overlap only in part. And a tile needs sixteen lanes twice for each of its tokens, for a total
+# and for the integer dots. With AVX2 these are four registers for each token, so eight tokens need 32 where
+# there are 16. (By vector instructions, the package stops at four in int8 and int4. Tokens beyond eight
+# take further tiles, so right of the ridge 16 tokens take about twice the time of 8, and 64 eight times.
+# If yours do not, another program disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none
 # above. The flat part is often that of 64 tokens with only 1,024 rows, whose weights and results a
 # cache holds, so points far right of the ridge can stay below it. And a point that set a limit lies
 # on it by definition: if one token did so, and B is now above the sum's bar in figure 34.6, a cache
@@ -1066,10 +1070,10 @@ print(lesson.table_of_roofs())
 #   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
-#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly, and int4's codes, taken 256 times, because they have only four bits that are not 0.) With weights in
+#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and minima* below.) With weights in
 #   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
-#   scales with vector instructions, 18 times in a row of 576. Storing, loading and scaling take up to half of the
-#   time. (An AMX tile is a
+#   scales with vector instructions, 18 times in a row of 576. This, and to convert the bytes, takes half of the
+#   time: int8 makes 506 where bfloat16 makes 1,001. (An AMX tile is a
 #   register, and not the tile of several tokens above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
@@ -1111,8 +1115,9 @@ for name, share in kinds.items():
 # this token; with a scale for each 32, its 31 neighbours. The token of the figure is the first one,
 # the sink of chapter 14, with the largest outlier of all. So nearly all of its own inputs become 0
 # in the first two ways, and a scale per token helps the other tokens. In panels the scales of
-# groups cost little, because they come once in eight words. (80 tokens show the order of the three,
-# and no more. The section on quality takes more tokens, and an interval.)
+# groups cost little, because they come once in eight words. (By the same next token, 80 tokens show
+# the order of the three. By perplexity they show that one scale is far worse than the other two, whose
+# difference they are too few to tell. The section on quality takes more tokens, and an interval.)
 #
 # ## Zeros and minima
 #
@@ -1143,7 +1148,7 @@ for name, share in kinds.items():
 # Per group, panel and token, there are eight byte instructions. (The low four bits of a word's bytes are
 # one word of codes, the high four another.) Four more multiplications follow: $z$ with the sum of the codes,
 # $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor, $t\,(\sum b_i + 32\,z)$, is
-# computed once, with the inputs. And $\sum c_i$ takes eight byte instructions for a panel, which all tokens share.)
+# computed once, with the inputs. And $\sum c_i$ takes eight byte instructions for each group of a panel, which all tokens share.)
 #
 # On Intel's and AMD's processors the package leaves one of the four out. It stores $m$ as an **offset** $o$, a
 # whole number of 256ths of a step. (A step, from one code to the next, is $s$.) So $m \approx o\,s/256$, and
@@ -1255,7 +1260,8 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 #
 # One product is not a step. A step of this model has 30 layers with four products each, and each
 # needs the result of the one before. So all threads work on one **phase** (a product, a norm,
-# attention), wait at a barrier, and go on to the next.
+# attention), which is cut into **tasks** (some panels, some rows), wait at a barrier, and go on to the
+# next.
 #
 # If each thread has a fixed share of a phase, the slowest decides. Say that another program takes
 # thread 1's core for a while (grey in figure 34.9). In the left picture all others wait (dotted)
@@ -1285,8 +1291,9 @@ explore(
 # result for the next product (`prepare`), product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second,
-# and compares them with waking the threads for each loop, as `prange` does, and with calling small
-# operators from Python. A thread that comes late leaves its tasks to the others, and a thread alone
+# and compares them with a `prange` loop for each, and with calling small operators from Python. (Such
+# loops follow each other at once, so their threads may still be awake from the loop before. After
+# a pause the system must wake them, which takes longer.) A thread that comes late leaves its tasks to the others, and a thread alone
 # passes a phase more quickly, because it waits for no other. So a run begins when all threads have
 # met, and only runs count in which every thread did at least half of its share of the tasks. The
 # least of these is given. (If it is nan, there was no such run: measure again on a quiet machine. A
@@ -1441,7 +1448,7 @@ picture(
     "The time of a step against the bytes that it reads. Bars reach from the fastest to the slowest of "
     "six rounds, dots are the middle. A steeper line than the grey one hints that bandwidth is not "
     "reached, its value at the left edge at a constant part. A value below zero is no time: then the "
-    "line fits badly, and only the fits of the next cell tell whether it says anything.",
+    "forms do not share one rate, and the fits of the next cell tell whether the line says anything.",
     number="34.10",
 )
 often = max(some, key=fastest.count)
@@ -1502,8 +1509,8 @@ print(
 # MB.) So $R$ is compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed
 # in some fit, it is clear against $B$ alone, and the reason may be the cache. A constant part is
 # clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told
-# from a form that is a little off the line. If $c$ is below zero in all fits, the line does not fit
-# this machine's times, and nothing is clear. Three examples:
+# from a form that is a little off the line. If $c$ is below zero in all fits, one rate for all forms
+# does not explain this machine's times, however near the points are to the line, and nothing is clear. Three examples:
 #
 # - "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms": clearly bandwidth is not reached, and there is a
 #   constant part.
@@ -1704,7 +1711,7 @@ verdicts(
 # - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has
 #   hand-written kernels for each kind of block and each family of processors. For several formats
 #   it interleaves the blocks of several rows when a model is loaded, which are panels: eight rows
-#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for ARM four of Q4_0, and
+#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for most ARM processors four of Q4_0, and
 #   [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants (GGUF's names of block
 #   formats). Formats and processors
 #   without such a kernel take one [by

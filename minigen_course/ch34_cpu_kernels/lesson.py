@@ -365,7 +365,7 @@ ROOFS = {
     "avx2": Roof("AVX2", 32.86e9, 210.2e9, 166.4e9, 152.3e9),
     "avx2-vnni": Roof("AVX2 with VNNI", 32.84e9, 398.8e9, 352.6e9, 151.0e9),
     "avx512": Roof("AVX-512 with VNNI, BF16", 32.04e9, 505.7e9, 457.9e9, 163.3e9),
-    "amx": Roof("AVX-512 with AMX", 33.99e9, 632.4e9, 505.5e9, 1001.5e9),
+    "amx": Roof("AVX-512 with AMX", 33.99e9, 632.4e9, 505.5e9, 1001.45e9),
 }
 
 

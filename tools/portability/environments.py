@@ -15,8 +15,9 @@ from tools.portability.store import Cell
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHARED = "shared"
 LONG = 190  # characters in a path
-PARTS = ("setup", "checks", "tests", "golden", "demo", "notebooks")
-FRESH = ("setup", "checks", "tests", "golden", "notebooks")
+PARTS = ("setup", "installed", "checks", "tests", "golden", "demo", "notebooks")
+FRESH = ("setup", "installed", "checks", "tests", "golden", "notebooks")
+UNWRITTEN = ("setup", "checks", "tests", "golden", "demo", "notebooks")  # pip writes to the clone
 RUN = ("tests", "golden", "notebooks")
 COMPUTED = ("golden", "notebooks")  # what depends on the order of sums
 
@@ -151,7 +152,7 @@ def environments(folder: Path) -> list[Environment]:
             "readonly",
             "a clone that cannot be written, its environment, caches and home elsewhere; after one "
             f"set-up without a network ({'a namespace of its own' if network else 'proxies'})",
-            PARTS,
+            UNWRITTEN,
             "readonly",
             kept=KEPT_ELSEWHERE,
             variables=AT_HOME_ELSEWHERE | ({} if network else PROXIES),

@@ -30,6 +30,7 @@ NOT_INHERITED = (
 )
 FACTS = "import json; from benchmarks.common import environment; print(json.dumps(environment()))"
 MODELS = "from tools.notebooks import fetch_models; fetch_models()"  # later without a network
+FIRST_SCRIPT = Path("tools", "portability", "first_script.py")
 SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
 
 
@@ -69,6 +70,8 @@ class Places:
         python = str(self._python(environment))
         if part == "setup":
             return [["make", "setup", f"PYTHON={PYTHON}"], [python, "-m", "minigen", "pull"]]
+        if part == "installed":
+            return self._as_users_do(environment)
         if part == "demo":
             return [["make", "demo", f"PYTHON={PYTHON}"]]
         if part == "checks":
@@ -80,6 +83,17 @@ class Places:
         seed = str(int(self.commit[:8], 16))
         order = ["--random-order", "--random-order-seed", seed] if environment.random_order else []
         return [[python, "-m", "pytest", "-q", "-n", "2", *order, *self.pytest]]
+
+    def _as_users_do(self, environment: Environment) -> list[list[str]]:
+        """Return commands that install minigen without any package of its tests, and use it."""
+        tree, folder = self._tree(environment), self._elsewhere(environment) / "installed"
+        python = str(folder / "bin" / "python")
+        return [
+            [PYTHON, "-m", "venv", "--clear", str(folder)],
+            [python, "-m", "pip", "install", "--quiet", f"{tree}[cpu]"],
+            [python, "-I", str(tree / FIRST_SCRIPT)],  # -I: not the clone's minigen
+            [python, "-I", "-m", "minigen", "doctor"],
+        ]
 
     def _set_up(self, environment: Environment, log: Path) -> str:
         """Set a place up if necessary; return why it cannot be used, or an empty string."""
