@@ -293,7 +293,7 @@ for row, length in enumerate(context_lens[:2]):
 # sliding window (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length
 # minus the window. Without one, the code subtracts `position.numel() + longest` instead, which is larger
 # than any length, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
-# a column per slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
+# a column per gathered slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
 # for the KV heads, the other for the query heads that share a KV head. (`to(device)` copies to
 # the device of the pool. On a CPU the batch is there already, and nothing is copied.)
 
@@ -323,7 +323,8 @@ print("token by token the same, in blocks and in one piece")
 # fullest.
 #
 # Are the answers the same as before? In the compiled step they are, because there a request's numbers
-# do not depend on its batch (chapter 16). In torch they do, in their last digits. Sooner or later a draw
+# do not depend on its batch (chapter 16), nor on whether its tokens are computed one by one or together. In
+# torch they do, in their last digits. Sooner or later a draw
 # then falls on the neighbouring token, and the rest of that answer differs. The cell prints which of the
 # two ran here.
 
@@ -731,8 +732,9 @@ measured("steps, the longest reserved over in blocks", fewer)
 measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
-# The gain in tokens per step (the last line) is larger than the gain in requests at once, because a
-# preempted request is computed again as a whole prompt. Why does that happen? A request starts as soon
+# The gain in tokens per step (the last line) is larger than the gain in requests at once, for two reasons.
+# Requests at once are counted only while one waits, which leaves out the first steps, when more run. And a
+# preempted request is computed again as a whole prompt; without that, the gain would be that of the line above. Why does that happen? A request starts as soon
 # as its prompt finds blocks, then all running answers grow, and once they have grown beyond 64 blocks,
 # some request loses its blocks and is computed again from its first token. With long answers that
 # happens again and again (the engine **thrashes**), so the share above depends on the sampled text.

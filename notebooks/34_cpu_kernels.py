@@ -297,10 +297,11 @@ for name, each in seconds.items():
 # %% [markdown]
 # The simple loop reads every weight once, in the order in which it lies in memory. For one row of
 # inputs nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
-# disturbed, this loop's way of reading suits the memory better, or a large cache helps.) A library's
-# product is written for many rows: it cuts matrices into pieces that stay in a cache, and one row has no
-# use for that. Which way a library takes for one row depends on its version and on the processor, so the
-# two may be equally fast on your machine.
+# disturbed, this loop's way of reading suits the memory better, or a large cache helps.) Why is torch
+# slower, if it is? Its float32 product is often that of MKL, Intel's library, which on AMD's processors reads
+# the weights of a few rows slowly. ([minigen's layers](../benchmarks/results/34_tried.md) take another library
+# there, oneDNN.) Which way a library takes for one row depends on its version and on the processor, so the two
+# may be equally fast on your machine.
 #
 # The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
 # lanes, weights 1 to 8 and inputs that are all 1:
@@ -491,19 +492,24 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 #
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a
-# time) and has the program choose among them when it runs. A copy converts each weight once, so the
-# numbers that one pass converts tell how many weights the pass has done. (One copy, of which
-# more below, has numbers of several *groups* in the lanes, so it needs no sums across them. Some of its
-# conversions serve several groups at once: it multiplies more weights than it converts, so per weight
-# it needs fewer instructions than are printed.) The next cell divides the
-# instructions of a pass by them, and gives the copy with the fewest and the one with the most
-# instructions per weight. (Our count is 117 / 576 = 0.20 per weight, and twice that with registers
-# of eight lanes. LLVM, the compiler behind Numba, often takes eight even where there are sixteen.
-# The cell looks for the registers' names and compares with the count for as many lanes, from the
-# table below. Our count leaves out how a loop counts its passes: an addition, a comparison and a
-# jump. A pass over four registers, for example, has $4 \cdot 3 + 3 = 15$ instructions for 64
-# weights, 0.23 per weight.) The cell also measures, with so few rows that they stay in a cache:
-# there these loops wait for instructions.
+# time) and has the program choose among them when it runs. The next cell divides the instructions of
+# one pass of a copy by the weights that the pass converts to floats. It gives the copy with the fewest
+# instructions per weight and the one with the most. Our count is 117 / 576 = 0.20 per weight, and twice
+# that with registers of eight lanes. (LLVM, the compiler behind Numba, often takes eight even where
+# there are sixteen. The cell looks for the registers' names, and compares with the count for as many
+# lanes, from the table below.) Which copy ran, only its time can tell. So the cell also measures, with
+# so few rows that they stay in a cache: there these loops wait for instructions.
+#
+# <details><summary>Why the copy with the fewest is not at our count</summary>
+#
+# - Our count leaves out how a loop counts its passes: an addition, a comparison and a jump. A pass over
+#   four registers, for example, has $4 \cdot 3 + 3 = 15$ instructions for 64 weights, 0.23 per weight.
+# - A pass of *a part for each group* needs 270 / 576 = 0.47 by our count. LLVM also makes a copy of it that
+#   holds numbers of sixteen *groups* in the lanes, so it needs no sums across them. It is made for groups
+#   that begin one number after another. There number 1 of a group would be number 0 of the next, and one
+#   conversion would serve both. So it can be below our count, and with our groups it never runs.
+#
+# </details>
 #
 # And it adds two loops. The third is the second with one change: the compiler cannot know that a group
 # has 32 numbers, because it reads the size from the array. The fourth makes use of
@@ -602,13 +608,18 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # the same sums across lanes. So where the first is several times slower, the sums are not the
 # reason, and neither is the scale. The last lines tell the reason: if the measured ratio is near
 # that of the copy with the most instructions, 3 and more per weight, the loop takes one number at a
-# time and uses no lanes at all. (LLVM does so on some processors with AVX-512, for example. Since
-# the size is the constant 32, it writes the inner loop out as 32 steps, and no inner loop is left
-# to lay along the lanes. It then tries to put one number of each of sixteen *groups* into the
-# lanes. These numbers lie 32 apart in memory, which it cannot know, since the distance is read from
-# the array. The copy that it made works only if they are neighbours. So the program takes the other
-# copy.) If the ratio is near that of the fewest, your compiler did better, and the first two loops
-# differ by little.
+# time and uses no lanes at all. If the ratio is near that of the fewest, your compiler did better, and
+# the first two loops differ by little.
+#
+# <details><summary>Why a compiler uses no lanes here</summary>
+#
+# LLVM does so on some processors with AVX-512, for example. Since the size is the constant 32, it writes
+# the inner loop out as 32 steps, and no inner loop is left to lay along the lanes. It then tries to put
+# one number of each of sixteen groups into the lanes. These numbers lie 32 apart in memory, which it
+# cannot know, since the distance is read from the array. The copy that it made works only if they are
+# neighbours. So the program takes the other copy.
+#
+# </details>
 #
 # Then compare the other two with a scale for each row. Their times need not differ as the
 # instructions do, because a core starts several instructions in one cycle, and some find room beside
@@ -898,9 +909,9 @@ print("Both kernels' first 512 products equal those of multiply_bytes.")
 # Now all products in turns: in each of five rounds each runs once (and once before
 # it, which is not counted), and the fastest run of each counts. The sum of the first cell takes
 # part as well. $B$ becomes the largest rate that any of them reached: the best that we know, so no
-# bar can pass it. If a loop over floats set it (268 MB in the sum, 302 MB in the products), it is
-# still a lower bound of what this memory can deliver, unless the processor's last caches together
-# are about as large, as in some servers. If the 75 to 85 MB of bytes set it, a large cache may have
+# bar can pass it. If a loop over floats set it (268 MB in the sum, 302 MB in the products), memory
+# itself delivers nearly as much: a cache can keep no more of it than its own size, which is little unless
+# the cache is very large, as in some servers. If the 75 to 85 MB of bytes set it, a large cache may have
 # kept a part of them, and memory itself may be slower.
 
 # %%
@@ -953,31 +964,40 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # an equal bar they are done 3.6 times as fast. The last two lines split the gain over torch into
 # these two factors. (They multiply to the line above them.)
 #
-# A bar near the line can belong to a loop that waits for memory. The line alone does not say so,
-# because it is only the largest rate that any loop has reached. The loop waits for memory if it is
-# much faster in a cache: compare 128 times its µs in a cache (1,024 rows are 1/128 of all) with its
-# time from memory. Among loops that wait the rates still differ, among other reasons because a loop
-# with fewer instructions per byte has more loads under way at once. The loops over bytes read only
-# 75 to 85 MB, and a large cache keeps a larger part of these than of the sum's 268 MB. So the sum
-# of the first cell need not be the longest bar. (Compare the bars with each other, and not with
-# other cells' times, which were taken at other moments, one loop at a time.)
+# Which loops wait for memory? Those that are much faster in a cache: compare 128 times a loop's µs in a
+# cache (1,024 rows are 1/128 of all) with its time from memory. A long bar alone does not say so. Do it
+# for *panels*, and for *the same, size unknown*: there the instructions can take nearly as long as the
+# bytes. (The 128 also count the start of the threads 128 times, a few µs each. So a loop can wait for memory
+# more than this shows.)
 #
 # The first two lines under *times as fast* compare *lanes kept apart* with two slower loops.
 # Against *a part for each group* it saves the slow copy, if that ran, and the sums across lanes.
 # Against *the same, size unknown*, which uses lanes too, it saves the sums and the costs of short
 # loops, and pays for spreading and multiplying by the scales. In the third line floats become
-# integers. The last line is what panels bring: the layout and nothing else. For one token from
-# memory that is next to nothing where the loop by rows reaches the line as well. Where it is more,
-# the loop by rows stays below the line: it needs more instructions per byte, and a core has only so
-# many of them, and of their loads, under way at once. In a cache it is a part of what the layout
-# saves in instructions, which become the limit when there are several tokens. (Only a part: with
-# AVX-512 panels need about 28 instructions per row and the loop by rows about 90, but then panels
-# come near what the L2 cache (figure 34.1) delivers, and calling the function from Python and
-# starting its threads take a few µs of each.) (Real programs report gains of this kind, though their kernels for prompts also multiply
-# several tokens by each load, as the next section does. With interleaved rows of 6-bit weights,
-# llama.cpp on two ARM processors with `sdot` [reads
-# prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15 times as fast, and
-# generates 0.93 to 1.29 times as fast.)
+# integers. That saves instructions, which counts in a cache; from memory it may gain nothing, or lose a
+# little. The last line is what panels bring: the layout and nothing else. From memory that is next to
+# nothing where the loop by rows reaches the line as well. In a cache it is a part of what the layout
+# saves in instructions, and these become the limit when there are several tokens.
+#
+# <details><summary>Why loops that wait for memory differ, and why the gain in a cache is only a part</summary>
+#
+# - A core does not stop at a load. It looks some hundreds of instructions ahead, and starts the loads
+#   among them. So a loop with fewer instructions per byte can have more loads under way at once. This is
+#   one reason for a longer bar, and not the only one.
+# - The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than of the
+#   sum's 268 MB. So the sum of the first cell need not be the longest bar.
+# - Compare the bars with each other, and not with other cells' times, which were taken at other moments,
+#   one loop at a time.
+# - With AVX-512 panels need about 28 instructions per row and the loop by rows about 90. In a cache panels
+#   gain less than that, because they come near what the L2 cache (figure 34.1) delivers, and because
+#   calling the function from Python and starting its threads take a few µs of each.
+# - Real programs report gains of this kind, though their kernels for prompts also multiply several tokens
+#   by each load, as the next section does. With 6-bit weights in panels (it says
+#   *interleaved rows*), llama.cpp on two ARM
+#   processors with `sdot` [reads prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15
+#   times as fast, and generates 0.93 to 1.29 times as fast.
+#
+# </details>
 #
 # ## Tiles: one load for several tokens
 #
@@ -1027,19 +1047,26 @@ print(lesson.table_of_roofs())
 # Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge, a step that
 # lies on the roof waits for memory, and another token costs little. Right of it each token costs
 # its arithmetic, as those of a long prompt do. The shaded gap above a point is how far it stays
-# below its limit: that step takes longer than the roof says. Near the ridge, reading and
-# computing overlap only in part. And a tile needs sixteen lanes twice for each of its tokens, for a total
-# and for the integer dots. With AVX2 these are four registers for each token, so eight tokens need 32 where
-# there are 16. (By vector instructions, the package stops at four in int8 and int4. Tokens beyond eight
-# take further tiles, so right of the ridge 16 tokens take about twice the time of 8, and 64 eight times.
-# If yours do not, another program disturbed the measurement.) (Both limits are the best that was measured, so a point can lie on them and none
-# above. The flat part is often that of 64 tokens with only 1,024 rows, whose weights and results a
-# cache holds, so points far right of the ridge can stay below it. And a point that set a limit lies
-# on it by definition: if one token did so, and B is now above the sum's bar in figure 34.6, a cache
-# may have kept a part of the 85 MB, and then the slope is that of memory and cache together.
-# Results are counted once, as bytes that are written. Many processors read a line from memory
-# before they write to it; then the points of many tokens have moved more than they are given here,
-# and lie too far to the right.)
+# below its limit: that step takes longer than the roof says. Near the ridge a gap is usual, because
+# reading and computing overlap only in part. Tokens beyond eight take further tiles. So where 8
+# tokens have reached the flat part, 16 take about twice their time. If 8 still wait for memory, it is less.
+#
+# <details><summary>What the figure does not show</summary>
+#
+# - A tile needs sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2
+#   these are four registers for each token, so eight tokens need 32 where there are 16. In int8 and int4
+#   the package's tiles stop at four tokens, with AVX-512 too, because LLVM needs registers for other things.
+# - Both limits are the best that was measured, so a point can lie on them and none above. The flat part is
+#   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
+#   right of the ridge can stay below it.
+# - A point that set a limit lies on it by definition. If one token did so, and B is now above the sum's bar
+#   in figure 34.6, a cache may have kept a part of the 85 MB. Then the slope is that of memory and cache
+#   together.
+# - Results are counted once, as bytes that are written. Many processors read a line from memory before they
+#   write to it. Then the points of many tokens have moved more than they are given here, and lie too far to
+#   the right.
+#
+# </details>
 #
 # ### One processor, four sets of instructions
 #
@@ -1072,8 +1099,8 @@ print(lesson.table_of_roofs())
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
 #   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and minima* below.) With weights in
 #   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
-#   scales with vector instructions, 18 times in a row of 576. This, and to convert the bytes, takes half of the
-#   time: int8 makes 506 where bfloat16 makes 1,001. (An AMX tile is a
+#   scales with vector instructions, 18 times in a row of 576. This, and to convert the codes, takes over a
+#   third of the time in int4 (632 against 1,001, on equal rows), and in int8 at most half (506, on shorter rows). (An AMX tile is a
 #   register, and not the tile of several tokens above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
@@ -1321,7 +1348,7 @@ def meet(pool):  # a barrier before the first phase: each thread counts as one t
     barrier(pool, pool.num_workers)
 
 
-@njit(nogil=True)
+@njit(nogil=True)  # it runs without Python's lock, so that all threads run at once
 def empty_phases(pool, step, count, done):
     if join_step(pool, step):  # False for a thread that comes too late
         meet(pool)  # so that none passes phases alone before the others come
@@ -1527,7 +1554,8 @@ print(
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have three usual causes: a large cache kept
 # a part of the weights, the kernels read memory in a better way than the three loops that measured
-# $B$, or another program disturbed one of the measurements. float32 is not on the line, because it runs
+# $B$, or another program disturbed one of the measurements. A time
+# below zero also comes out if the largest form's kernel is slower per byte. float32 is not on the line, because it runs
 # layer by layer in torch. (It was measured at the top; its share here is of the new bound.)
 #
 # ## What it costs in quality

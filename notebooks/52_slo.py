@@ -569,7 +569,7 @@ print(
 # most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also charges for
 # the tokens of prompts, so with long prompts renting pays earlier than these lines say. (At 300 good tokens per
 # second a full month of 730 hours yields 788 million. Compare that with the volumes in the last lines: this machine
-# would beat an API of $10 only if it were nearly always full, and one of $3 never.)
+# would beat an API of $10 only if it were full for 78 % of the month, and one of $3 never.)
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -710,11 +710,12 @@ draw.dashboard(
 #    or `nothing`. Name the token budget also when it is too large, so that one long step makes all other
 #    requests wait. If nothing is full, and yet requests wait, the answer is `nothing`, which is a finding, too.
 # 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
-#    resource. If its knobs cannot give more, or if part of the load should not be there (the same tokens
-#    computed again, a job that can wait, a customer that takes most of the machine), it is the layer that sends or
+#    resource. If its knobs cannot give more, or if part of the load should not be there (a job that can
+#    wait, a customer that takes most of the machine), it is the layer that sends or
 #    admits the load, even if the owner's knobs could give more. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
 #    (Then more slots may do as well for this load, but the next job of that customer can be larger than any number
-#    of slots. So limit it first, and then add slots.)
+#    of slots. So limit it first, and then add slots. And if the same tokens are computed again, look first whether
+#    the engine's prefix cache is on, L3. If it is, the client must put these tokens in front, L6.)
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.

@@ -219,10 +219,10 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "and a refused client knows at once. (Here it does not return. See the retry storms for "
         "those that do.) Why a queue of 2? A request that is admitted has at most one other before "
         "it. It waits for that one, for the prompt that is being computed, and for its own: 3 "
-        "prompts of about 0.085 s are 0.26 s, if they have the mean length of 600. (A full step "
+        "prompts of about 0.083 s are 0.25 s, if they have the mean length of 600. (A full step "
         "takes 0.067 s and has 485 tokens of prompts beside those of 27 answers, and "
-        "600 / 485 x 0.067 = 0.083 s.) With a queue of 4 they are 5 prompts, or 0.43 s, and too "
-        "long if they are longer than that. With a queue of 8 they are 9 prompts, or 0.77 s, "
+        "600 / 485 x 0.067 = 0.083 s.) With a queue of 4 they are 5 prompts, or 0.42 s, and too "
+        "long if they are longer than that. With a queue of 8 they are 9 prompts, or 0.75 s, "
         "which is too long. With queues of 2, 3, 4 and 8, "
         f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or three do equally well. "
         "(Such a limit is for a steady overload. Of ten such requests that reach an idle machine "
@@ -258,7 +258,8 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "Try the layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and "
         f"arithmetic are free, {roomy.kept:.0%} of all requests keep both, the flood's among them, "
         "and none is refused. But the next flood may be larger than any number of slots, and a "
-        "limit per key holds then, too. So set both. (Two floods would get 24 slots each.)",
+        "limit per key holds then, too. So set both. (Two floods may have 24 "
+        "requests each, which is more than the 32 slots: then the others wait again.)",
         moved="No: nothing is full for the others any more. The flood itself is still limited, by "
         f"its key: {Vitals.of(limited).refused} of its {num_flood} requests are refused, which "
         "the numbers above do not show, because they are the other's.",
