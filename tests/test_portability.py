@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tools import environment
 from tools.portability import __main__ as program
 from tools.portability import environments as table_of_environments
-from tools.portability import table
+from tools.portability import first_script, table
 from tools.portability.commands import Ended, busy, run
 from tools.portability.environments import Environment, environments, read_only
 from tools.portability.places import Places
@@ -347,10 +348,10 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
     page = whole.page.read_text(encoding="utf-8")
     assert "- a processor, 2 cores" in page
     setup = "not tried: there is no make here, aaaaaaa"
-    row = f"| one | {setup} | - | green (12 passed), aaaaaaa | - | - | "
+    row = f"| one | {setup} | - | - | green (12 passed), aaaaaaa | - | - | "
     notebooks = "RED: notebooks/13_layers.ipynb::Cell 3, aaaaaaa |"
     assert row + notebooks in page
-    assert "| two | - | - | RED: ended by SIGSEGV, aaaaaaa | - | - | - |" in page
+    assert "| two | - | - | - | RED: ended by SIGSEGV, aaaaaaa | - | - | - |" in page
     data = json.loads(whole.data.read_text(encoding="utf-8"))
     assert [run["commit"] for run in data["two/tests"]] == [whole.commit]
     assert data["two/tests"][0]["verdict"] == "RED"
@@ -359,7 +360,7 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
 def test_a_page_of_some_cells_names_those_not_run(whole: Table) -> None:
     assert whole.run("--cell", "one/notebooks", "--write") == 0
     page = whole.page.read_text(encoding="utf-8")
-    assert "| one | not run | - | not run | - | - | green, aaaaaaa |" in page
+    assert "| one | not run | - | - | not run | - | - | green, aaaaaaa |" in page
 
 
 def test_the_page_keeps_the_last_two_runs_of_each_cell(whole: Table) -> None:
@@ -371,7 +372,41 @@ def test_the_page_keeps_the_last_two_runs_of_each_cell(whole: Table) -> None:
     whole.run("--cell", "two/tests", "--write", "--again")
     page = whole.page.read_text(encoding="utf-8")
     assert "RED: ended by SIGSEGV, ccccccc<br>green, bbbbbbb |" in page
-    assert "| one | green, aaaaaaa | - | green, aaaaaaa |" in page, "other cells keep theirs"
+    assert "| one | green, aaaaaaa | - | - | green, aaaaaaa |" in page, "other cells keep theirs"
+
+
+def test_as_users_do_installs_no_package_of_the_tests_and_never_imports_the_clone(
+    tmp_path: Path,
+) -> None:
+    (environment,) = (each for each in environments(tmp_path) if each.name == "strange")
+    places = Places(tmp_path, "a" * 40)
+    make, install, *uses = places._commands(environment, "installed")
+    assert make[1:3] == ["-m", "venv"] and install[-1].endswith("mini gen[cpu]")
+    assert all(command[:2] == [install[0], "-I"] for command in uses)
+    assert install[0].startswith(make[-1])
+
+
+@pytest.mark.parametrize(
+    ("runner", "answer", "complaint"),
+    [
+        ("a whole step compiled by Numba", " Paris.", None),
+        ("layer by layer in torch", " Paris.", "with layer by layer in torch, because"),
+        ("a whole step compiled by Numba", " the", "' the', without the word Paris"),
+    ],
+)
+def test_the_first_script_says_what_is_wrong(
+    runner: str, answer: str, complaint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = SimpleNamespace(
+        describe=lambda: {"runner": runner},
+        generate=lambda *prompt_and_params: SimpleNamespace(text=answer),
+    )
+    monkeypatch.setattr(first_script, "LLM", SimpleNamespace(load=lambda name: llm))
+    if complaint is None:
+        first_script.main()
+    else:
+        with pytest.raises(SystemExit, match=complaint):
+            first_script.main()
 
 
 def test_cells_are_chosen_by_environment_part_and_name(whole: Table) -> None:

@@ -16,9 +16,10 @@ Try it, in a notebook or a script, with `mine` as your part:
 
     score_of(mine()).show()
 
-Harder: climb(mine()) of minigen_course.ch52_slo.capstone prints the ladder from Plan() to your
-plan, one field at a time; climb(mine(), "job_priority") takes that field first. Does a rung's
-gain depend on the rungs before it? Which two fields are worth nothing alone, and much together?
+Harder: climb(make_plan()) of minigen_course.ch52_slo.capstone prints the ladder from Plan() to
+your plan, one field at a time; climb(make_plan(), "job_priority") takes that field first. Does
+a rung's gain depend on the rungs before it? Which two fields are worth nothing alone, and much
+together?
 """
 
 # exercise: minigen_course.ch52_slo.capstone.make_plan
