@@ -133,7 +133,8 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # The next cell measures $B$ with a loop that hardly does anything but read: it adds
 # up a quarter of a gigabyte. One loop shows only what *this* loop reads, and memory may deliver
 # more to another. So take the result as a first value of $B$. Later sections compare it with other
-# loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. The time of a
+# loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ.
+# `read_along` feeds a text one token per step, as decoding does. The time of a
 # step is the 10th percentile of the steps that ran: a tenth of them were faster. Other programs disturb
 # the slower ones.) `njit` compiles a function when it is first called. `prange` shares a loop among the
 # processor's **cores**, its parts that compute at the same time. `fastmath` permits sums in another
@@ -254,7 +255,9 @@ picture(
 
 # %% [markdown]
 # Read figure 34.2 from the left: each point is an array that is read again and again. As long as it
-# fits a cache, it comes from there. Where the curve falls, a cache has become too small. The
+# fits a cache, it comes from there. Where the curve falls, a cache has become too small. Where it is
+# flat or rises, the caches deliver more than the loop can add: there its instructions are the limit, and in
+# a short array the cost of its start. The
 # model's weights, 96 MB and more, lie at its right end on most machines. (A processor with a very
 # large last cache is an exception: it keeps a part of this small model, and can beat the "bound".)
 #
@@ -908,8 +911,8 @@ print("Both kernels' first 512 products equal those of multiply_bytes.")
 # %% [markdown]
 # Now all products in turns: in each of five rounds each runs once (and once before
 # it, which is not counted), and the fastest run of each counts. The sum of the first cell takes
-# part as well. $B$ becomes the largest rate that any of them reached: the best that we know, so no
-# bar can pass it. If a loop over floats set it (268 MB in the sum, 302 MB in the products), memory
+# part as well. $B$ becomes the largest of these rates and the first cell's, so no bar can pass
+# it. (*Ten lines against a library* was timed at another moment, and may have read faster.) If a loop over floats set it (268 MB in the sum, 302 MB in the products), memory
 # itself delivers nearly as much: a cache can keep no more of it than its own size, which is little unless
 # the cache is very large, as in some servers. If the 75 to 85 MB of bytes set it, a large cache may have
 # kept a part of them, and memory itself may be slower.
@@ -935,8 +938,8 @@ picture(
         "GB per second",
         "How fast each loop reads, for one token",
     ),
-    "A sum and eight products, each with the bytes per second that it reads. The line is B, the most that "
-    "any loop has read so far. A bar near the line can belong to a loop that waits for memory.",
+    "A sum and eight products, each with the bytes per second that it reads. The line is B, the "
+    "fastest of these loops and of the first cell. A bar near the line can belong to a loop that waits for memory.",
     number="34.6",
 )
 in_cache = best_in_turns({**products_of_bytes(few), **products_of_integers(few)}, 50)
@@ -1032,8 +1035,8 @@ placed = {f"{n} token{'s' * (n > 1)}": each for n, each in by_tokens.items()}
 picture(
     roofline(Machine("this machine", bandwidth, peak), placed, "billion operations per second"),
     "A roofline for bytes. Each point is the same kernel with some tokens at once; the slope is B, "
-    "the most that any loop has moved so far, the flat part the fastest that this kernel ran here, with "
-    "all rows or with 1,024 in a cache.",
+    "the most that a loop has moved here or in figure 34.6, the flat part the fastest that this kernel "
+    "ran here, with all rows or with 1,024 in a cache.",
     number="34.7",
 )
 for n, (_, taken) in by_tokens.items():
@@ -1056,7 +1059,7 @@ print(lesson.table_of_roofs())
 # - A tile needs sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2
 #   these are four registers for each token, so eight tokens need 32 where there are 16. In int8 and int4
 #   the package's tiles stop at four tokens, with AVX-512 too, because LLVM needs registers for other things.
-# - Both limits are the best that was measured, so a point can lie on them and none above. The flat part is
+# - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
 # - A point that set a limit lies on it by definition. If one token did so, and B is now above the sum's bar
@@ -1248,7 +1251,7 @@ print(f"the {plain.size} products of the compiled kernel are the same, but for r
 # ## Attention as two products
 #
 # A query times all keys, and the attention weights times all values: these are products, too, with
-# the cache in the place of the weights. So the package keeps the cache in panels as well:
+# the KV cache in the place of the weights. So the package keeps the KV cache in panels as well:
 #
 # | | a lane is | one word holds | it is multiplied by |
 # |---|---|---|---|
@@ -1262,7 +1265,7 @@ print(f"the {plain.size} products of the compiled kernel are the same, but for r
 # keys and queries are transformed first (Hadamard: sums and differences that spread a large number
 # over 32 numbers of its head, and keep all dot products;
 # [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading
-# a model with weights or a cache in int8, or weights in int4, compiles its step once, which takes a
+# a model with weights or a KV cache in int8, or weights in int4, compiles its step once, which takes a
 # while. `minigen compile` does it ahead.)
 
 # %%
@@ -1492,7 +1495,7 @@ guess_int4.compare(speeds["int4"] / speeds["bfloat16"], "times", measured=True)
 measured("int4 against the engine at the top: times as fast", speeds["int4"] / speeds["float32"])
 
 # %%
-print("ms of a step:   its bytes at B   more, since R is lower   constant   not on the line")
+print("ms of a step:   its bytes at B   more or less, by R   constant   not on the line")
 shares = {
     form: lesson.parts_of_time(form_bytes[form], step_seconds[form], bandwidth, rate, constant)
     for form in others
@@ -1569,7 +1572,7 @@ print(
 # This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
 # the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**
 # ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods). (The row
-# of int4 below shows only what inputs in bytes, minima in 256ths of a step, and a cache in bfloat16
+# of int4 below shows only what inputs in bytes, minima in 256ths of a step, and a KV cache in bfloat16
 # add.) Rounding these weights
 # to 8 bits is a test of 8 bits on *this* model; whether the original would lose as little is not
 # tested either. Keys and values are computed, and no file has rounded them before, so
@@ -1701,7 +1704,8 @@ verdicts(
 # - A scale for each 32 needs no sum across lanes for each group: the scale may be multiplied first, and
 #   the lanes stay apart until the row's end. A loop that is far slower than its count has a reason in its
 #   machine code, such as a compiler that takes one number at a time.
-# - With byte dot products, integers inside a group need a quarter of the multiplying instructions, and
+# - With byte dot products, integers inside a group need a quarter of the instructions that multiply
+#   weights by inputs, and
 #   no weight is converted. A row for each lane, panels, converts and
 #   scales once for eight of them, where a loop by rows does so for each. That counts where instructions
 #   are the limit; one token from memory may gain nothing by it.
@@ -1711,7 +1715,7 @@ verdicts(
 # - What a step loses against its bound can be bandwidth not reached or a constant part. A line
 #   through several forms separates them, as far as its ranges allow.
 # - What rounding to the file's precision cost can be tested only against the original. What further steps
-#   cost (bytes as inputs, rounded minima, a cache in int8) can be tested against the file.
+#   cost (bytes as inputs, rounded minima, a KV cache in int8) can be tested against the file.
 #
 # **Check yourself** (click to see the answer).
 #
