@@ -294,7 +294,8 @@ picture(
 # one device must reach *one* engine.
 #
 # The third count shows that minigen's own `generate` needs no lock around it. When several threads
-# call it, each step is made by one of them, for all; the others wait for their tokens. That is the
+# call it, each step is made by one of them, for all; the others wait for their tokens. (It is more than 80,
+# since the four do not all join at the first step.) That is the
 # right idea, but still not a server: each unfinished request occupies a thread ([the pool has
 # 40](https://www.starlette.io/threadpool/)), and a thread that waits cannot be cancelled when its
 # client goes.
@@ -306,7 +307,7 @@ picture(
 # thread. The two exchange data through queues, in which neither waits for the other:
 #
 # - The loop puts commands into the engine's queue: "add this request", "abort that one"
-#   (`dispatcher.submit` and `dispatcher.abort` below). The engine takes them between two steps.
+#   (`dispatcher.submit` and `dispatcher.abort` below: the thread's `dispatcher` holds both queues). The engine takes them between two steps.
 # - The engine tells of each token by calling a function that we give it. That function runs in the
 #   engine's thread, so it must be fast and must not touch the loop's own data. It only calls
 #   `loop.call_soon_threadsafe`, the one function of a loop that other threads may call: it leaves a
@@ -407,7 +408,8 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # (its newer Responses API also names each event, in a line `event:`), and puts a **chunk** into it: an
 # object in JSON.
 #
-# `small_app` is such an endpoint. Below are the raw bytes of its body for an answer of five tokens.
+# `small_app` is such an endpoint. (In its source, `tokens_of` is `my_tokens_of` with errors handled, and
+# `chat_events` makes the events, and calls `give_up` if the client goes; you write it below.) Below are the raw bytes of its body for an answer of five tokens.
 # (On the connection HTTP/1.1 writes the length of each piece before it, and a piece of length 0 at
 # the end: `Transfer-Encoding: chunked`. httpx has taken these lengths off. HTTP's chunks are not
 # OpenAI's.) Before you read on: what is the first event for, and the last but one? Where would you
@@ -546,7 +548,8 @@ for clients, per_event in tokens_per_event.items():
 #
 # 1. **The loop came late.** The server sends everything that has arrived since it last sent something to this
 #    client, with an event for each token that has text. If the engine finished two steps before the loop could run
-#    this client's coroutine, both events leave together: one tick is late, and two lie on one place.
+#    this client's coroutine, both events leave together: one tick is late, and two lie on one place. (A client that reads late gives
+#    the same picture: here it shares the GIL, and a tick is the time at which it read.)
 # 2. **There was nothing to show.** A token that ends within a character, or that may be the
 #    beginning of a stop string, is held back until more comes. A special token has no text at all.
 #    Some stand in these answers, because the load asks the engine to write on after the [end of the
@@ -582,13 +585,15 @@ for clients, per_event in tokens_per_event.items():
 # competes with the engine's for the GIL. `my_tokens_of` asks once per token, even if the loop is
 # awake already. The package's `Dispatcher` collects the events of all streams in one outbox, and
 # asks the loop once to empty it. `EngineThread` takes the loop's function for that as its second
-# argument. (A coroutine that the loop runs by itself is a **task**, which can be cancelled;
+# argument. Then the loop calls the functions given to `submit`, so `inbox.put_nowait` may be one.
+# (A coroutine that the loop runs by itself is a **task**, which can be cancelled;
 # `asyncio.gather` makes a task of each of several coroutines, and waits for all. `lesson.tokens_of`
 # is `my_tokens_of`, and also handles errors, and leaves out the bytes of the token that ends an
 # answer, such as `<|im_end|>`.)
 #
 # Predict: eight streams of 24 tokens are 192 tokens. How often is the loop asked, if it is asked
-# once per step? (One waking may serve several calls, so the loop wakes at most as often.)
+# once per step? (`count_calls` runs a coroutine in a loop of its own, and counts the calls of its
+# `call_soon_threadsafe`. One waking may serve several calls, so the loop wakes at most as often.)
 
 # %%
 guess_asked = predict("How often is the loop asked, once per step?", None, within=1.5)
@@ -954,7 +959,8 @@ reveal(51, BoundedQueue=MyQueue)
 # times in nanoseconds. An empty list of messages with `"keep_alive": 0` unloads the model. minigen
 # speaks this API, because many local tools do. (It also speaks Anthropic's `/v1/messages` and
 # OpenAI's newer `/v1/responses`: the same engine and the same queues, with another writer of
-# events.)
+# events.) In the cell, `ModelHost` has a function for each model, which loads it, and `create_service` makes
+# the server's app. `/api/ps` lists the loaded models, each with Ollama's tag `latest`.
 #
 # Predict: how many times the warm time to first token is the cold one, for this small model, from a
 # file that the operating system may still hold in memory?
@@ -991,7 +997,8 @@ print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
 # %% [markdown]
-# The last line itself says where the time went (`load_duration`). (The warm request
+# The last line itself says where the time went (`load_duration`; minigen's has the first, trial
+# answer after a load in it, too). (The warm request
 # also finds its prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70
 # billion parameters in 4 bits the cold time is at least the size of its weights divided by the
 # speed of the disk (chapter 11): 35 GB of codes and some 5 GB of scales (chapter 35) at 2 GB/s are
@@ -1003,8 +1010,9 @@ guess_cold.compare(cold / warm, "times", measured=True)
 # Parts of the engine can be taken from a file: `--scheduler`, `--allocator`, `--prefix-cache`,
 # `--sampler`. Put your scheduler of chapter 24 into one, and serve it (chapter 24's `save_part`
 # writes the file, and returns what `--scheduler` takes). Here is a policy in four lines: the
-# request with the shortest prompt goes first. There is one place in the batch. The request `first`
-# takes it; then a `long` prompt comes, then a `short` one.
+# request with the shortest prompt goes first (a lower `priority` does). There is one place in the batch. The request `first`
+# takes it; then a `long` prompt comes, then a `short` one. (`serve_command` runs `minigen serve` in a process
+# of its own.)
 #
 # Predict: which of the last two is answered first?
 
