@@ -190,7 +190,7 @@ measured("requests that run at once", runs["longest, first fit"].together())
 #   [paper](https://arxiv.org/abs/2309.06180) on blocks divides them once more: slots that will be
 #   filled later, and slots that never will.)
 # - **External fragmentation**: free slots that are enough for the next request in total, but too
-#   scattered for it, because it needs one piece. (Our memory has room for only three of the longest
+#   scattered for it, because it needs one piece. (A gap of 550 slots cannot take a piece of 553. And our memory has room for only three of the longest
 #   pieces, so each gap costs much. In ten times the memory this share is smaller.)
 #
 # There is also a *remainder*: free slots that are too few for the next request in any order. Every
@@ -240,7 +240,7 @@ replay(
 # %% [markdown]
 # Knowing the lengths does not end the waste. An answer of 500 tokens owns 500 slots from its first
 # step to its last, and on average half of them are empty. And because the pieces differ in size, the
-# gaps between them are often too small for any request in the queue.
+# gaps between them are often too small for the next request, and those behind it wait, too.
 #
 # ## The idea: pieces of one size
 #
@@ -254,8 +254,8 @@ replay(
 # The price: a request's blocks lie anywhere, so the request needs a list of them, its
 # [**block table**](../docs/glossary.md#block-table).
 #
-# There is a second price. A request is admitted when its *prompt* fits, and nothing is reserved for
-# its answer. So one day a running request needs a block and none is free. Then the simulation takes
+# There is a second price. A request is admitted when its *prompt* and one token fit, and nothing is
+# reserved for the rest of its answer. So one day a running request needs a block and none is free. Then the simulation takes
 # all blocks of the request that started last, and puts it back into the queue
 # ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not lost, but their keys and
 # values are: when it starts again, they must be computed again. A reservation never pays this price.
@@ -387,7 +387,7 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 
 # %% [markdown]
 # (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above, so its
-# formula gives less than yours.) The formula fits small blocks and fails for 256. It assumed that a
+# formula gives less than yours.) The formula fits small blocks, and is less exact for 256. It assumed that a
 # request ends anywhere in its last block. But most of these requests are shorter than 256 tokens, so
 # their *only* block is their last one, and many end before it is half full. The number of empty slots
 # then depends on the lengths, not on chance.
@@ -806,7 +806,7 @@ verdicts(
 # - Blocks save capacity, not bandwidth: more requests fit, and each decode step still reads the keys and
 #   values of every token.
 # - Nothing is reserved, so memory can run out in the middle of an answer. Then a request is preempted,
-#   and its tokens are computed again.
+#   and its keys and values are computed again.
 # - How many sequences fit is arithmetic: what the weights leave, divided by what a sequence takes.
 # - A block may have several owners. It is free when the last one has released it, and it is copied
 #   before one of several owners writes.

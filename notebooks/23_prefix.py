@@ -191,7 +191,7 @@ for layer, name in ((0, "first layer"), (-1, "last layer")):
 guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 
 # %% [markdown]
-# A key depends on two things. It depends on *where* its token stands, because it was rotated by its
+# Besides its own token, a key depends on two things. It depends on *where* its token stands, because it was rotated by its
 # position: that could be undone. And from the second layer on it depends on *all tokens before it*,
 # because attention has mixed them in: that cannot be undone. So only equal *beginnings* can be shared,
 # up to the first token that differs.
@@ -338,7 +338,7 @@ picture(
 # where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So
 # the *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
-# third part. It is not saved either. And chapter 17's formula has a maximum in the place of this sum. By
+# third part. It is not saved either. And in chapter 17's formula $t_0$ is the overhead alone, and beside it stands a maximum. By
 # it, TTFT stops falling when so few tokens are left that reading the weights takes longer than their
 # arithmetic.)
 #
@@ -412,7 +412,7 @@ print(f"blocks in use: {in_use}; if each had its own: {separate:,} ({separate / 
 # The 102 owners are 101 requests and the tree. So memory is saved. Now think of a
 # [decode](../docs/glossary.md#decode) step of all these requests. What must attention read? This is
 # arithmetic, not a measurement: an ordinary kernel works on each sequence alone, and reads the whole
-# context of each.
+# context of each. (At 2 bytes per number. This notebook's float32 would take twice as much of all.)
 
 # %%
 per_token = alone.config.kv_bytes_per_token
@@ -426,14 +426,14 @@ print(f"read, if the shared blocks are read once for all: {once * per_token / 1e
 
 # %% [markdown]
 # One copy is kept, and it is read 101 times in each step. Kernels that read a shared beginning once for
-# all of its users exist; the end of this chapter names them. On a GPU, some of the repeated reads are
+# all sequences that use it exist; the end of this chapter names them. On a GPU, some of the repeated reads are
 # answered by its cache, so the true cost lies between the last two lines.
 #
 # ## The tree as it grows
 #
 # Here is a small engine with room for 14 blocks of 4 tokens. Six readers come one after another. Press
 # play: a prompt is computed, its full blocks enter the tree, the answer grows behind it, and its blocks
-# become grey when the reader has gone. Then memory runs short, and blocks are **evicted**
+# become grey when the reader has gone: no running sequence is their **user** any more. Then memory runs short, and blocks are **evicted**
 # ([eviction](../docs/glossary.md#eviction)).
 
 # %%
@@ -520,7 +520,7 @@ guess_exact.compare(found_exact)
 guess_clock.compare(found_dated)
 
 # %% [markdown]
-# 1. **A full hit must still compute one token.** The cache keeps keys and values, but no
+# 1. **A full hit (all tokens are found) must still compute one token.** The cache keeps keys and values, but no
 #    [logits](../docs/glossary.md#logits), and without logits there is no next token. Since a block is
 #    shared whole or not at all, the last block is computed again. An engine that forgets this runs the
 #    model on no tokens. That is this chapter's bug hunt.
@@ -549,7 +549,7 @@ guess_clock.compare(found_dated)
 # with the blocks that all prompts together need. Whose histories are still found in the smallest pool?
 # (With 20 users and 256 shared tokens, nothing is evicted from 177 blocks on: 176 for all prompts, and
 # one for a last block that is computed again. In 50 blocks, the last four users still find all of
-# theirs.)
+# theirs but the last block, which is always computed again.)
 
 
 # %%
@@ -921,7 +921,7 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - A key depends on the position of its token and on all tokens before it. So only equal beginnings can
+# - A key depends on its token, its position and all tokens before it. So only equal beginnings can
 #   be shared.
 # - A block is identified by its tokens and everything before it: by a chain of hashes, or as a path in a
 #   tree.
@@ -946,8 +946,8 @@ verdicts(
 #
 # <details><summary>3. A server's hit rate falls from 60 % to 0 % after a new version of the application
 # is deployed. Where do you look first?</summary>
-# At the beginning of the prompts: something that changes with every request, such as a date or a user's
-# name, probably stands in front of the shared part now.</details>
+# At the beginning of the prompts: something that changes with every request, such as the time or the request's
+# number, probably stands in front of the shared part now.</details>
 #
 # ## What the production engines do beyond this
 #

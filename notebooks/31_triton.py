@@ -244,9 +244,10 @@ for level in A100:
 # table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015), whose A100 has all 128 SMs of
 # the full chip, so 23,101 GB/s of shared memory, and an older HBM of 1,555 GB/s). Shared memory gives
 # 128 bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135)
-# rounds this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed
+# rounds this to 19 TB/s. For registers there is no such figure. Here is what float32 arithmetic at full speed
 # reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
-# numbers of 4 bytes. (Sizes: [white
+# numbers of 4 bytes. (The **tensor cores**, units for products of matrices alone, are 16 times as fast in 16
+# bits. The peak of chapter 17 is theirs.) (Sizes: [white
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
 # An H100 SXM has 132 SMs ([NVIDIA's
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
@@ -676,7 +677,7 @@ reveal(31, silu_multiply=mine)
 # compiled. A loop over any number of blocks has to load the row again for the second use.
 #
 # The cell after your kernel also compiles it for an H100, whose code is called `sm_90`, and prints how
-# many registers a thread takes, and how many bytes were **spilled**: they did not fit into registers, and
+# many registers a thread takes, and how many bytes of each thread were **spilled**: they did not fit into registers, and
 # go to memory. The section on machine code, further below, says more.
 
 # %%
@@ -909,7 +910,7 @@ picture(
 # ## Machine code for a GPU that is not here
 #
 # `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, for the types of
-# its arguments, and for whether each whole number and each address among them is a multiple of 16. The
+# its arguments, and for whether each whole number and each address among them is a multiple of 16 (and a whole number 1 is compiled in). The
 # course's `machine_code` does the same for a GPU of your choice, without starting anything; tensors on
 # the device "meta" have a shape, a type and no memory. What comes out is **PTX**, NVIDIA's assembly for
 # all its chips (instructions as text), and from it the chip's own code (SASS), in which the registers
@@ -1129,7 +1130,8 @@ reveal(31, pick_fastest=mine)
 # each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. The
 # grey rest lies in the four parts, and there it can be too small for one more warp: with 2 warps per
 # program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1 warp,
-# a row does not fit into the registers of 32 threads. Eight programs fit, but each spills. Shared
+# a row does not fit into the registers of 32 threads. Eight programs fit, but each spills: 32 threads
+# times 304 bytes are 9.7 kB, beside a row of 16 kB. Shared
 # memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its warps
 # exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared memory
 # is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of 4,096
@@ -1143,7 +1145,7 @@ reveal(31, pick_fastest=mine)
 # is multiplication.)
 #
 # Then what fusion would buy on a GPU, **modelled, not measured**: a layer of Llama-3-8B with 512 tokens,
-# on an H100 with 3,350 GB/s and a peak of 989 TFLOP/s (data sheet; FLOPs and peak: chapter 17).
+# on an H100 with 3,350 GB/s and a peak of 989 TFLOP/s (data sheet, half of its 1,979 "with sparsity", which count products that are skipped; FLOPs and peak: chapter 17).
 #
 # | quantity | formula | value |
 # |---|---|---|

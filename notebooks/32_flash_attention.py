@@ -28,7 +28,7 @@
 # **Afterwards you can** compute a softmax by hand while its scores arrive one by one, join two halves
 # of a softmax, write attention as a loop over tiles, write that loop as a Triton kernel, count the
 # bytes that it moves, and say what it saves (memory), what it does not save (the arithmetic of scores
-# that count), and where it gains nothing (one new token). No kernel of this chapter runs on a GPU: times
+# that count), and where it gains next to nothing (one new token). No kernel of this chapter runs on a GPU: times
 # are of this CPU, and statements about a GPU are counted, compiled or modelled, and say so.
 #
 # **You need** chapters 14 (attention), 17 ([prefill](../docs/glossary.md#prefill),
@@ -243,7 +243,7 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # where $j$ runs over the keys of the new tile. After the last tile the result is $o = O / \ell$. This is
 # **[online softmax](../docs/glossary.md#online-softmax)**
 # ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867) have $m$ and $\ell$, which they call
-# $d$; the values came in later). The names here, in the code from here on (the loop above has `larger`
+# $d$; the values came in later). The names here, in the functions from here on (the loop above has `larger`
 # and `factor` for `higher` and `shrink`), and in the paper:
 #
 # | symbol | meaning | in the code | [FlashAttention](https://arxiv.org/abs/2205.14135), Algorithm 1 |
@@ -595,8 +595,8 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 #
 # Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two of them matter here: the
 # **memory** (**HBM**), which is large and slow, and what lies **on the chip** beside the arithmetic, the
-# registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. The
-# papers call the latter together **SRAM**. FlashAttention is faster because scores and weights stay
+# registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. What
+# the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay
 # there.
 #
 # The picture (its left side is not to scale) shows one **program** (one run of the kernel) and its tile
@@ -779,7 +779,7 @@ reveal(32, unmasked_kernel=my_unmasked)
 # | 1 | 16 to 31 | 22 to 37 | 0 to 37 |
 # | 2 | 32 to 34 (and 13 that do not exist) | 38 to 40 | 0 to 40 |
 #
-# Below, your kernel is put into the engine, and its bytes are counted as it runs, against a formula:
+# Below, your kernel is put into the engine. Then the bytes of one launch for 96 random tokens are counted, against a formula:
 # queries and results once; keys and values once for each tile of queries, as far as these see.
 
 # %%
@@ -919,7 +919,7 @@ picture(
 #
 # The engine's kernel does what yours does, and four things more. It finds keys and values through block
 # tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the
-# loop twice: without the mask before the diagonal, and with it on the diagonal. Below is the loop,
+# loop twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal. Below is the loop,
 # which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second factor. A GPU has
 # an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$. So `scale` is
 # $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies the scores only where the base is
@@ -951,7 +951,8 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # ## Tile size, warps and registers
 #
 # Larger tiles load less. But scores and weighted values must find room in a program's **registers**,
-# and tiles of keys and values in the **shared memory**, a hundred kilobytes or two. A program's
+# and tiles of keys and values in the **shared memory**, a hundred kilobytes or two. (Two or three tiles of
+# each, since Triton loads the next while it computes one; the queries may lie there, too.) A program's
 # registers are those of its **threads**: chapter 31 found that a thread has 255 at most, that a **warp**
 # is 32 threads, and that what does not fit is **spilled** to memory. So a tile is too large only **for a
 # number of warps**. Triton takes 4 warps unless it is given another number.
@@ -1000,8 +1001,8 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
-# as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. (Its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on an A100, whose
+# as much. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and its
+# tiles of 64 queries 4. (For long prompts in 16 bits its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on an A100, whose
 # tensor cores read them from registers; an H100's read them from shared memory.) The last number says how
 # many programs fit on one SM at the same time, by its 65,536 registers and its shared memory: one of 8
 # warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the
@@ -1041,7 +1042,7 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # %% [markdown]
 # Each line has the time that its bytes would take and the time that its operations would take; the larger
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
-# against 37), unless the cache helps; then it is arithmetic. No kernel reaches a chip's peak of
+# against 37), unless the cache helps; then, if the cache's own time is left out, it is arithmetic. No kernel reaches a chip's peak of
 # arithmetic, and most written-out versions move more: both times grow, so their ratio may be smaller
 # or larger. And this is attention alone: the linear layers of a prompt stay as they were, so its [time to
 # first token](../docs/glossary.md#time-to-first-token-ttft) gains less.

@@ -255,9 +255,9 @@ picture(
 
 # %% [markdown]
 # Read figure 34.2 from the left: each point is an array that is read again and again. As long as it
-# fits a cache, it comes from there. Where the curve falls, a cache has become too small. Where it is
-# flat or rises, the caches deliver more than the loop can add: there its instructions are the limit, and in
-# a short array the cost of its start. The
+# fits a cache, it comes from there. Where the curve falls, a cache has become too small. A flat part
+# is the rate of one store (at the right end, memory's), or the most that the loop can add. Where the curve
+# rises, in short arrays, the cost of the start is the limit. The
 # model's weights, 96 MB and more, lie at its right end on most machines. (A processor with a very
 # large last cache is an exception: it keeps a part of this small model, and can beat the "bound".)
 #
@@ -302,7 +302,7 @@ for name, each in seconds.items():
 # inputs nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
 # disturbed, this loop's way of reading suits the memory better, or a large cache helps.) Why is torch
 # slower, if it is? Its float32 product is often that of MKL, Intel's library, which on AMD's processors reads
-# the weights of a few rows slowly. ([minigen's layers](../benchmarks/results/34_tried.md) take another library
+# the weights slowly if there are only a few rows of inputs. ([minigen's layers](../benchmarks/results/34_tried.md) take another library
 # there, oneDNN.) Which way a library takes for one row depends on its version and on the processor, so the two
 # may be equally fast on your machine.
 #
@@ -328,7 +328,7 @@ for name, each in seconds.items():
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $w_i$ | the numbers of one group | `rows` |
-# | $q_i$ | their bytes, from -127 to 127 | the first result, `codes` |
+# | $q_i$ | their bytes, or **codes**, from -127 to 127 | the first result, `codes` |
 # | $s$ | the group's scale | the second result, `scales` |
 #
 # By hand, a group of four: 0.5, -1.27, 0.022, 0.9. The largest magnitude is 1.27, so $s = 0.01$.
@@ -508,9 +508,8 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # - Our count leaves out how a loop counts its passes: an addition, a comparison and a jump. A pass over
 #   four registers, for example, has $4 \cdot 3 + 3 = 15$ instructions for 64 weights, 0.23 per weight.
 # - A pass of *a part for each group* needs 270 / 576 = 0.47 by our count. LLVM also makes a copy of it that
-#   holds numbers of sixteen *groups* in the lanes, so it needs no sums across them. It is made for groups
-#   that begin one number after another. There number 1 of a group would be number 0 of the next, and one
-#   conversion would serve both. So it can be below our count, and with our groups it never runs.
+#   holds numbers of sixteen *groups* in the lanes, so it needs no sums across them, and $(270 - 18 \cdot 8) / 576 =
+#   0.22$ remain. It is made for groups that begin one number after another, and with our groups it never runs.
 #
 # </details>
 #
@@ -523,7 +522,9 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # multiplied *before* the lanes are added. So no group needs a sum across lanes. Each lane keeps its own
 # total over all groups, and an FMA with the scale in every lane adds what a group has brought. One sum
 # across the lanes at the row's end is enough. In Numba it is sufficient to leave `part` out and to
-# write the scale into the sum; the compiler then lays one long sum along the lanes. By the count: 36
+# write the scale into the sum; the compiler then lays one long sum along the lanes.
+# (Sixteen neighbouring columns share `column // 32`. The count supposes that the compiler sees this, and
+# spreads one scale.) By the count: 36
 # loads, 36 conversions, 36 multiplications by the inputs, 36 FMAs with the scale, 18 scales to spread
 # over the lanes, and 8 instructions for one sum, 170 in all, 1.5 times those of one scale for each row.
 # In shorter registers the counts differ:
@@ -611,7 +612,8 @@ print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 # the same sums across lanes. So where the first is several times slower, the sums are not the
 # reason, and neither is the scale. The last lines tell the reason: if the measured ratio is near
 # that of the copy with the most instructions, 3 and more per weight, the loop takes one number at a
-# time and uses no lanes at all. If the ratio is near that of the fewest, your compiler did better, and
+# time and uses no lanes at all. (The copy with the most of *a scale for each row* did not do most of the work: the
+# time shows that.) If the ratio is near that of the fewest, your compiler did better, and
 # the first two loops differ by little.
 #
 # <details><summary>Why a compiler uses no lanes here</summary>
@@ -839,7 +841,7 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # inputs are computed at once, each with sums of its own. Here it is 1; the next section uses more.
 # A *tile* here and below is one register for each token, and a call such as
 # `add_byte_dots(dots, weights, inputs, place, apart)` takes the four input bytes of token $t$ from
-# `inputs[place + t * apart]`.
+# `inputs[place + t * apart]`: tokens lie one after the other, `groups * 8` words and `groups` scales each.
 #
 # To learn what the *layout* brings, compare it with a kernel that differs in nothing else. So
 # `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix by
@@ -977,8 +979,7 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # Against *a part for each group* it saves the slow copy, if that ran, and the sums across lanes.
 # Against *the same, size unknown*, which uses lanes too, it saves the sums and the costs of short
 # loops, and pays for spreading and multiplying by the scales. In the third line floats become
-# integers. That saves instructions, which counts in a cache; from memory it may gain nothing, or lose a
-# little. The last line is what panels bring: the layout and nothing else. From memory that is next to
+# integers. That saves instructions, which counts in a cache; from memory it may gain nothing, or lose. The last line is what panels bring: the layout and nothing else. From memory that is next to
 # nothing where the loop by rows reaches the line as well. In a cache it is a part of what the layout
 # saves in instructions, and these become the limit when there are several tokens.
 #
@@ -986,14 +987,15 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #
 # - A core does not stop at a load. It looks some hundreds of instructions ahead, and starts the loads
 #   among them. So a loop with fewer instructions per byte can have more loads under way at once. This is
-#   one reason for a longer bar, and not the only one.
+#   one reason for a longer bar, and not the only one: how far ahead a core prefetches depends on the order of
+#   a loop's loads, too, which the counts do not say. So a loop with fewer instructions can have the shorter bar.
 # - The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than of the
 #   sum's 268 MB. So the sum of the first cell need not be the longest bar.
 # - Compare the bars with each other, and not with other cells' times, which were taken at other moments,
 #   one loop at a time.
 # - With AVX-512 panels need about 28 instructions per row and the loop by rows about 90. In a cache panels
-#   gain less than that, because they come near what the L2 cache (figure 34.1) delivers, and because
-#   calling the function from Python and starting its threads take a few µs of each.
+#   gain less than that, because calling the function from Python and starting its threads take a few µs of
+#   each, and because they may come near what the L2 cache (figure 34.1) delivers.
 # - Real programs report gains of this kind, though their kernels for prompts also multiply several tokens
 #   by each load, as the next section does. With 6-bit weights in panels (it says
 #   *interleaved rows*), llama.cpp on two ARM
@@ -1063,8 +1065,8 @@ print(lesson.table_of_roofs())
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
 # - A point that set a limit lies on it by definition. If one token did so, and B is now above the sum's bar
-#   in figure 34.6, a cache may have kept a part of the 85 MB. Then the slope is that of memory and cache
-#   together.
+#   in figure 34.6, a cache may have kept a part of the 85 MB, and then the slope is that of memory and cache
+#   together. Or other programs left more of the memory than before.
 # - Results are counted once, as bytes that are written. Many processors read a line from memory before they
 #   write to it. Then the points of many tokens have moved more than they are given here, and lie too far to
 #   the right.
@@ -1103,7 +1105,7 @@ print(lesson.table_of_roofs())
 #   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and minima* below.) With weights in
 #   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
 #   scales with vector instructions, 18 times in a row of 576. This, and to convert the codes, takes over a
-#   third of the time in int4 (632 against 1,001, on equal rows), and in int8 at most half (506, on shorter rows). (An AMX tile is a
+#   third of the time in int4 (632 against 1,001, on equal rows), and in int8 about half (506, on other rows). (An AMX tile is a
 #   register, and not the tile of several tokens above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
@@ -1152,7 +1154,8 @@ for name, share in kinds.items():
 # ## Zeros and minima
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
-# that 254 steps reach from the smallest number to the largest. (The byte $-z$ stands for the number 0.) (The range always includes 0, so
+# that 254 steps reach from the smallest number to the largest. (So $t$ is the range / 254, and $z$ the smallest number over $t$, rounded, plus 128: the smallest number gets the
+# byte -128, and $z$ is at most 128. The byte $-z$ stands for the number 0.) (The range always includes 0, so
 # that a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the
 # rounding of floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$
 # (chapter 11). An input is $(b_i + z)\,t$, and a weight $c_i\,s + m$.
@@ -1312,8 +1315,8 @@ explore(
 
 # %% [markdown]
 # The package's step is one compiled function that every thread goes through, phase by
-# phase. Threads are woken at most once per step. Between phases they only read a counter until it
-# says that all tasks are done (`barrier`), and `take` gives a thread its next task. This barrier
+# phase. Threads are started on a step at most once. Between phases they read a counter until it
+# says that all tasks are done (`barrier`; only after some 0.1 ms they let other programs run), and `take` gives a thread its next task. This barrier
 # counts finished tasks, not threads: it opens when all tasks of the phase are done, even if a
 # thread has not come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba
 # would otherwise count the uses of each array, with an instruction for which threads wait for each
@@ -1528,7 +1531,8 @@ print(
 # In the table, each row's four parts add up to the step's time. The last one is what a straight
 # line does not explain, the misfit: above zero, a form takes longer than the line says, below zero it
 # takes less. It is not zero, because the forms differ in more than bytes. Their kernels have different
-# instructions, and a cache keeps more of the smaller ones. In the two lines below the table,
+# instructions, and a cache keeps more of the smaller ones. A negative second part
+# says that $R$ came out above $B$ (see the end of this section). In the two lines below the table,
 # the first has the fits of the six rounds as they were measured, the second all fits, also those
 # with one form slower or faster.
 #
