@@ -190,8 +190,9 @@ measured("requests that run at once", runs["longest, first fit"].together())
 #   [paper](https://arxiv.org/abs/2309.06180) on blocks divides them once more: slots that will be
 #   filled later, and slots that never will.)
 # - **External fragmentation**: free slots that are enough for the next request in total, but too
-#   scattered for it, because it needs one piece. (A gap of 550 slots cannot take a piece of 553. And our memory has room for only three of the longest
-#   pieces, so each gap costs much. In ten times the memory this share is smaller.)
+#   scattered for it, because it needs one piece. (A gap of 550 slots cannot take a piece of 553. And our
+#   memory has room for only three of the longest pieces, so each gap costs much. In ten times the memory
+#   this share is smaller.)
 #
 # There is also a *remainder*: free slots that are too few for the next request in any order. Every
 # allocator has some of those.
@@ -255,10 +256,10 @@ replay(
 # [**block table**](../docs/glossary.md#block-table).
 #
 # There is a second price. A request is admitted when its *prompt* and one token fit, and nothing is
-# reserved for the rest of its answer. So one day a running request needs a block and none is free. Then the simulation takes
-# all blocks of the request that started last, and puts it back into the queue
-# ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not lost, but their keys and
-# values are: when it starts again, they must be computed again. A reservation never pays this price.
+# reserved for the rest of its answer. So one day a running request needs a block and none is free. Then
+# the simulation takes all blocks of the request that started last, and puts it back into the queue
+# ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not lost, but their keys and values
+# are: when it starts again, they must be computed again. A reservation never pays this price.
 
 
 # %%

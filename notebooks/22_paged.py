@@ -732,14 +732,14 @@ measured("steps, the longest reserved over in blocks", fewer)
 measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
-# The gain in tokens per step (the last line) is larger than the gain in requests at once, for two reasons.
-# Requests at once are counted only while one waits, which leaves out the first steps, when more run. And a
-# preempted request is computed again as a whole prompt; without that, the gain would be that of the line above. Why does that happen? A request starts as soon
-# as its prompt finds blocks, then all running answers grow, and once they have grown beyond 64 blocks,
-# some request loses its blocks and is computed again from its first token. With long answers that
-# happens again and again (the engine **thrashes**), so the share above depends on the sampled text.
-# Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how much of the
-# repeated work a prefix cache saves.
+# The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
+# reasons. Requests at once are counted only while one waits, which leaves out the first steps, when more
+# run. And a preempted request is computed again as a whole prompt; without that, the gain would be that
+# of the line above. Why does that happen? A request starts as soon as its prompt finds blocks, then all
+# running answers grow, and once they have grown beyond 64 blocks, some request loses its blocks and is
+# computed again from its first token. With long answers that happens again and again (the engine
+# **thrashes**), so the share above depends on the sampled text. Chapter 24 treats this: it compares such
+# a scheduler with one that reserves, and shows how much of the repeated work a prefix cache saves.
 #
 # ## Claims
 #

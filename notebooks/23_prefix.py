@@ -191,10 +191,10 @@ for layer, name in ((0, "first layer"), (-1, "last layer")):
 guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 
 # %% [markdown]
-# Besides its own token, a key depends on two things. It depends on *where* its token stands, because it was rotated by its
-# position: that could be undone. And from the second layer on it depends on *all tokens before it*,
-# because attention has mixed them in: that cannot be undone. So only equal *beginnings* can be shared,
-# up to the first token that differs.
+# Besides its own token, a key depends on two things. It depends on *where* its token stands, because it
+# was rotated by its position: that could be undone. And from the second layer on it depends on *all
+# tokens before it*, because attention has mixed them in: that cannot be undone. So only equal
+# *beginnings* can be shared, up to the first token that differs.
 #
 # ## The smallest version that works: a chain of hashes
 #
@@ -335,12 +335,12 @@ picture(
 #
 # $$\text{TTFT} \approx t_0 + (n - c)\, t_1$$
 #
-# where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So
-# the *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
+# where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So the
+# *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
-# third part. It is not saved either. And in chapter 17's formula $t_0$ is the overhead alone, and beside it stands a maximum. By
-# it, TTFT stops falling when so few tokens are left that reading the weights takes longer than their
-# arithmetic.)
+# third part. It is not saved either. And in chapter 17's formula $t_0$ is the overhead alone, and beside
+# it stands a maximum. By it, TTFT stops falling when so few tokens are left that reading the weights
+# takes longer than their arithmetic.)
 #
 # Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
 
@@ -433,8 +433,8 @@ print(f"read, if the shared blocks are read once for all: {once * per_token / 1e
 #
 # Here is a small engine with room for 14 blocks of 4 tokens. Six readers come one after another. Press
 # play: a prompt is computed, its full blocks enter the tree, the answer grows behind it, and its blocks
-# become grey when the reader has gone: no running sequence is their **user** any more. Then memory runs short, and blocks are **evicted**
-# ([eviction](../docs/glossary.md#eviction)).
+# become grey when the reader has gone: no running sequence is their **user** any more. Then memory runs
+# short, and blocks are **evicted** ([eviction](../docs/glossary.md#eviction)).
 
 # %%
 small = load_model(weights="float32", block_size=4, num_blocks=14)

@@ -266,9 +266,10 @@ picture(
 # of four, two or one (chapter 34). A batch of three is a tile of two and a tile of one, each of which
 # unpacks all 4-bit weights, so it takes about as long as one tile of four. From five sequences on, the
 # kernel also makes one more pass over each piece of the weights, which all tiles share. So the doubling
-# from 4 to 8 may gain less than the one from 8 to 16. (Where torch computes the step, other sizes are the
-# good ones. If a single point of yours lies far off, another program had the processor: run the cell
-# again.)
+# from 4 to 8 may gain less than the one from 8 to 16. On a processor with AMX, 28 sequences or more go
+# through tiles of sixteen instead, so 32 may gain more than the formulas say. (Where torch computes the
+# step, other sizes are the good ones. If a single point of yours lies far off, another program had the
+# processor: run the cell again.)
 #
 # Guides often give numbers without naming a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16
 # to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
@@ -765,7 +766,7 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
 # In order, another request waits longest. With the shortest first, the longest wait is more than twice as
 # long, and the long prompt has it: as long as a shorter one is always waiting, it never runs. It
 # **starves**. This happens while more requests come than the machine can serve. Here about 24 per second
-# come (21 on average over many such streams), and three slots serve between 14 and 15. Below that load
+# come (the rate asked for is 21; chance made it more), and three slots serve between 14 and 15. Below that load
 # the long prompt only waits longer. minigen's engine goes by a number that the caller gives (`priority`,
 # lower first), and by arrival among equals.
 #

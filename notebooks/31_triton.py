@@ -677,8 +677,8 @@ reveal(31, silu_multiply=mine)
 # compiled. A loop over any number of blocks has to load the row again for the second use.
 #
 # The cell after your kernel also compiles it for an H100, whose code is called `sm_90`, and prints how
-# many registers a thread takes, and how many bytes of each thread were **spilled**: they did not fit into registers, and
-# go to memory. The section on machine code, further below, says more.
+# many registers a thread takes, and how many bytes of each thread were **spilled**: they did not fit into
+# registers, and go to memory. The section on machine code, further below, says more.
 
 # %%
 norm_seen = record_programs(
@@ -910,12 +910,13 @@ picture(
 # ## Machine code for a GPU that is not here
 #
 # `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, for the types of
-# its arguments, and for whether each whole number and each address among them is a multiple of 16 (and a whole number 1 is compiled in). The
-# course's `machine_code` does the same for a GPU of your choice, without starting anything; tensors on
-# the device "meta" have a shape, a type and no memory. What comes out is **PTX**, NVIDIA's assembly for
-# all its chips (instructions as text), and from it the chip's own code (SASS), in which the registers
-# are counted. Read a line of PTX from the middle: what is loaded (`ld.global`) or stored (`st.global`),
-# and before it `@%p1`: do it only where this **predicate** holds. That is our mask.
+# its arguments, and for whether each whole number and each address among them is a multiple of 16 (and a
+# whole number 1 is compiled in). The course's `machine_code` does the same for a GPU of your choice,
+# without starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes
+# out is **PTX**, NVIDIA's assembly for all its chips (instructions as text), and from it the chip's own
+# code (SASS), in which the registers are counted. Read a line of PTX from the middle: what is loaded
+# (`ld.global`) or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds.
+# That is our mask.
 #
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
 # a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
@@ -1145,7 +1146,8 @@ reveal(31, pick_fastest=mine)
 # is multiplication.)
 #
 # Then what fusion would buy on a GPU, **modelled, not measured**: a layer of Llama-3-8B with 512 tokens,
-# on an H100 with 3,350 GB/s and a peak of 989 TFLOP/s (data sheet, half of its 1,979 "with sparsity", which count products that are skipped; FLOPs and peak: chapter 17).
+# on an H100 with 3,350 GB/s and a peak of 989 TFLOP/s (data sheet, half of its 1,979 "with sparsity",
+# which count products that are skipped; FLOPs and peak: chapter 17).
 #
 # | quantity | formula | value |
 # |---|---|---|

@@ -779,8 +779,9 @@ reveal(32, unmasked_kernel=my_unmasked)
 # | 1 | 16 to 31 | 22 to 37 | 0 to 37 |
 # | 2 | 32 to 34 (and 13 that do not exist) | 38 to 40 | 0 to 40 |
 #
-# Below, your kernel is put into the engine. Then the bytes of one launch for 96 random tokens are counted, against a formula:
-# queries and results once; keys and values once for each tile of queries, as far as these see.
+# Below, your kernel is put into the engine. Then the bytes of one launch for 96 random tokens are
+# counted, against a formula: queries and results once; keys and values once for each tile of queries, as
+# far as these see.
 
 # %%
 task(32, "flash_kernel")
@@ -918,12 +919,12 @@ picture(
 # ## The package's kernel
 #
 # The engine's kernel does what yours does, and four things more. It finds keys and values through block
-# tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the
-# loop twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal. Below is the loop,
-# which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second factor. A GPU has
-# an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$. So `scale` is
-# $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies the scores only where the base is
-# subtracted, because a GPU does both with one instruction.
+# tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the loop
+# twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
+# Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
+# factor. A GPU has an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$.
+# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies the scores only
+# where the base is subtracted, because a GPU does both with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
 # without a mask has no trace of one. A position's block stands in the table at `positions //
@@ -1000,14 +1001,15 @@ for chip in ("sm_80", "sm_90"):
 guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 
 # %% [markdown]
-# On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
-# as much. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and its
-# tiles of 64 queries 4. (For long prompts in 16 bits its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on an A100, whose
-# tensor cores read them from registers; an H100's read them from shared memory.) The last number says how
-# many programs fit on one SM at the same time, by its 65,536 registers and its shared memory: one of 8
-# warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the
-# other warps of the same program can compute while one waits for memory. Which pair of tile and warps is
-# fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
+# On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps
+# half as much. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and its tiles of 64
+# queries 4. (For long prompts in 16 bits its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on
+# an A100, whose tensor cores read them from registers; an H100's read them from shared memory.) The last
+# number says how many programs fit on one SM at the same time, by its 65,536 registers and its shared
+# memory: one of 8 warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few,
+# and then mainly the other warps of the same program can compute while one waits for memory. Which pair
+# of tile and warps is fastest is a question for a GPU, where **autotuning** tries several; it is not
+# tested here.
 #
 # ## How much faster, then?
 #
@@ -1042,10 +1044,10 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # %% [markdown]
 # Each line has the time that its bytes would take and the time that its operations would take; the larger
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
-# against 37), unless the cache helps; then, if the cache's own time is left out, it is arithmetic. No kernel reaches a chip's peak of
-# arithmetic, and most written-out versions move more: both times grow, so their ratio may be smaller
-# or larger. And this is attention alone: the linear layers of a prompt stay as they were, so its [time to
-# first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
+# against 37), unless the cache helps; then, if the cache's own time is left out, it is arithmetic. No
+# kernel reaches a chip's peak of arithmetic, and most written-out versions move more: both times grow, so
+# their ratio may be smaller or larger. And this is attention alone: the linear layers of a prompt stay as
+# they were, so its [time to first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
 #
 # ## One idea and its kernels
 #

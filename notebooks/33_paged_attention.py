@@ -391,11 +391,12 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # repeated load if the data are still there. So what decides is how much other data came through the cache
 # *between* the two loads, and not the total size of all keys and values.
 #
-# Suppose that the three programs of a KV head run at the same time and stay in step. Between the
-# first load of a tile and its repetitions, each other running program loads about one tile. A later
-# section finds that 660 programs of the package's decode kernel fit on an H100 at once. Their tiles (64
-# tokens, keys and values of 128 numbers of 2 bytes: 32,768 bytes each) are 21.6 MB, and an H100's L2 has 50 MB. In that case two of three loads may well be answered by L2,
-# even if the whole batch has gigabytes of keys.
+# Suppose that the three programs of a KV head run at the same time and stay in step. Between the first
+# load of a tile and its repetitions, each other running program loads about one tile. A later section
+# finds that 660 programs of the package's decode kernel fit on an H100 at once. Their tiles (64 tokens,
+# keys and values of 128 numbers of 2 bytes: 32,768 bytes each) are 21.6 MB, and an H100's L2 has 50 MB.
+# In that case two of three loads may well be answered by L2, even if the whole batch has gigabytes of
+# keys.
 #
 # But no rule keeps the three programs in step. If one of them starts after the others have gone
 # through the context, and the context is long, its data are no longer there. And L2 has a latency
@@ -668,10 +669,10 @@ print(f"if each block's entry were loaded once: {once_a_block:.2%}")
 #
 # ## What the rungs have saved
 #
-# All in one picture, counted for the same 200 tokens. Each bar is a way to compute the same
-# attention. Its length is what programs ask for, in multiples of the keys and values (the dashed
-# line). The last bar already shows the third rung, with the context in four splits, whose partial results (**parts**) are written, and
-# read once more.
+# All in one picture, counted for the same 200 tokens. Each bar is a way to compute the same attention.
+# Its length is what programs ask for, in multiples of the keys and values (the dashed line). The last bar
+# already shows the third rung, with the context in four splits, whose partial results (**parts**) are
+# written, and read once more.
 
 # %%
 four = record_decode(q, *made[:4], splits=4)
@@ -1136,9 +1137,9 @@ explore(
 #
 # ## How many splits?
 #
-# A division like Little's law answers that, with $t$, a tile's whole time. Let $P$ be the programs without splits. Each of the $P \cdot N$ programs
-# gets a tile of $b$ bytes in every $t$ seconds. In the model, memory is
-# busy all the time as soon as
+# A division like Little's law answers that, with $t$, a tile's whole time. Let $P$ be the programs
+# without splits. Each of the $P \cdot N$ programs gets a tile of $b$ bytes in every $t$ seconds. In the
+# model, memory is busy all the time as soon as
 #
 # $$P \cdot N \cdot b \;\ge\; \beta \cdot t \qquad\Longrightarrow\qquad N \ge \frac{\beta\, t}{P\, b}$$
 #
@@ -1201,9 +1202,9 @@ guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 # µs, where one program per KV head nearly fills the memory; no real processor loads that fast). **How
 # much** it helps depends on them: the gain differs severalfold. A measurement on the chip has to say it.
 #
-# The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor,
-# 128 tokens or more for each part on average (of the longest context), and 64 splits at most. Beside it, what the model
-# finds best with 1 µs and 3 µs:
+# The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor, 128
+# tokens or more for each part on average (of the longest context), and 64 splits at most. Beside it, what
+# the model finds best with 1 µs and 3 µs:
 
 # %%
 show(num_splits)

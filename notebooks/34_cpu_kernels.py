@@ -298,13 +298,14 @@ for name, each in seconds.items():
     print(f"{name:>5}: {mark(speed / 1e9, 'GB/s')}, {mark(100 * speed / bandwidth, '%')} of B")
 
 # %% [markdown]
-# The simple loop reads every weight once, in the order in which it lies in memory. For one row of
-# inputs nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
+# The simple loop reads every weight once, in the order in which it lies in memory. For one row of inputs
+# nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
 # disturbed, this loop's way of reading suits the memory better, or a large cache helps.) Why is torch
-# slower, if it is? Its float32 product is often that of MKL, Intel's library, which on AMD's processors reads
-# the weights slowly if there are only a few rows of inputs. ([minigen's layers](../benchmarks/results/34_tried.md) take another library
-# there, oneDNN.) Which way a library takes for one row depends on its version and on the processor, so the two
-# may be equally fast on your machine.
+# slower, if it is? Its float32 product is often that of MKL, Intel's library, which on AMD's processors
+# reads the weights slowly if there are only a few rows of inputs. ([minigen's
+# layers](../benchmarks/results/34_tried.md) take another library there, oneDNN.) Which way a library
+# takes for one row depends on its version and on the processor, so the two may be equally fast on your
+# machine.
 #
 # The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
 # lanes, weights 1 to 8 and inputs that are all 1:
@@ -608,13 +609,12 @@ print(f"⟨{of_fewest:.1f}⟩ times the instructions, with the most ⟨{of_most:
 print(f"so the one that ran is nearest to the copy with ⟨{nearest}⟩")
 
 # %% [markdown]
-# First compare the loop of groups with the same loop of unknown size. Both ask for
-# the same sums across lanes. So where the first is several times slower, the sums are not the
-# reason, and neither is the scale. The last lines tell the reason: if the measured ratio is near
-# that of the copy with the most instructions, 3 and more per weight, the loop takes one number at a
-# time and uses no lanes at all. (The copy with the most of *a scale for each row* did not do most of the work: the
-# time shows that.) If the ratio is near that of the fewest, your compiler did better, and
-# the first two loops differ by little.
+# First compare the loop of groups with the same loop of unknown size. Both ask for the same sums across
+# lanes. So where the first is several times slower, the sums are not the reason, and neither is the
+# scale. The last lines tell the reason: if the measured ratio is near that of the copy with the most
+# instructions, 3 and more per weight, the loop takes one number at a time and uses no lanes at all. (A
+# loop's slowest copy may do little of the work: only the time tells.) If the ratio is near that of the
+# fewest, your compiler did better, and the first two loops differ by little.
 #
 # <details><summary>Why a compiler uses no lanes here</summary>
 #
@@ -911,13 +911,13 @@ for run in products_of_integers(num_rows).values():
 print("Both kernels' first 512 products equal those of multiply_bytes.")
 
 # %% [markdown]
-# Now all products in turns: in each of five rounds each runs once (and once before
-# it, which is not counted), and the fastest run of each counts. The sum of the first cell takes
-# part as well. $B$ becomes the largest of these rates and the first cell's, so no bar can pass
-# it. (*Ten lines against a library* was timed at another moment, and may have read faster.) If a loop over floats set it (268 MB in the sum, 302 MB in the products), memory
-# itself delivers nearly as much: a cache can keep no more of it than its own size, which is little unless
-# the cache is very large, as in some servers. If the 75 to 85 MB of bytes set it, a large cache may have
-# kept a part of them, and memory itself may be slower.
+# Now all products in turns: in each of five rounds each runs once (and once before it, which is not
+# counted), and the fastest run of each counts. The sum of the first cell takes part as well. $B$ becomes
+# the largest of these rates and the first cell's, so no bar can pass it. (*Ten lines against a library*
+# was timed at another moment, and may have read faster.) If a loop over floats set it (268 MB in the sum,
+# 302 MB in the products), memory itself delivers nearly as much: a cache can keep no more of it than its
+# own size, which is little unless the cache is very large, as in some servers. If the 75 to 85 MB of
+# bytes set it, a large cache may have kept a part of them, and memory itself may be slower.
 
 # %%
 panel_bytes = words.nbytes + panel_scales.nbytes
@@ -975,13 +975,14 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # bytes. (The 128 also count the start of the threads 128 times, a few µs each. So a loop can wait for memory
 # more than this shows.)
 #
-# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops.
-# Against *a part for each group* it saves the slow copy, if that ran, and the sums across lanes.
-# Against *the same, size unknown*, which uses lanes too, it saves the sums and the costs of short
-# loops, and pays for spreading and multiplying by the scales. In the third line floats become
-# integers. That saves instructions, which counts in a cache; from memory it may gain nothing, or lose. The last line is what panels bring: the layout and nothing else. From memory that is next to
-# nothing where the loop by rows reaches the line as well. In a cache it is a part of what the layout
-# saves in instructions, and these become the limit when there are several tokens.
+# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops. Against *a
+# part for each group* it saves the slow copy, if that ran, and the sums across lanes. Against *the same,
+# size unknown*, which uses lanes too, it saves the sums and the costs of short loops, and pays for
+# spreading and multiplying by the scales. In the third line floats become integers. That saves
+# instructions, which counts in a cache; from memory it may gain nothing, or lose. The last line is what
+# panels bring: the layout and nothing else. From memory that is next to nothing where the loop by rows
+# reaches the line as well. In a cache it is a part of what the layout saves in instructions, and these
+# become the limit when there are several tokens.
 #
 # <details><summary>Why loops that wait for memory differ, and why the gain in a cache is only a part</summary>
 #
@@ -1101,11 +1102,13 @@ print(lesson.table_of_roofs())
 #   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
 #   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
-#   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But a scale is
-#   of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and minima* below.) With weights in
-#   bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 it leaves after each 32, to be multiplied by their
-#   scales with vector instructions, 18 times in a row of 576. This, and to convert the codes, takes over a
-#   third of the time in int4 (632 against 1,001, on equal rows), and in int8 about half (506, on other rows). (An AMX tile is a
+#   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But
+#   a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It
+#   holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and
+#   minima* below.) With weights in bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all
+#   of 576. In int8 it leaves after each 32, to be multiplied by their scales with vector instructions, 18
+#   times in a row of 576. This, and to convert the codes, takes over a third of the time in int4 (632
+#   against 1,001, on equal rows), and in int8 about half (506, on other rows). (An AMX tile is a
 #   register, and not the tile of several tokens above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
@@ -1153,16 +1156,16 @@ for name, share in kinds.items():
 #
 # ## Zeros and minima
 #
-# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
-# that 254 steps reach from the smallest number to the largest. (So $t$ is the range / 254, and $z$ the smallest number over $t$, rounded, plus 128: the smallest number gets the
-# byte -128, and $z$ is at most 128. The byte $-z$ stands for the number 0.) (The range always includes 0, so
-# that a 0 stays a 0. A byte has 256 values, so 255 steps would fit. One is left free, because the
-# rounding of floats can put an end one step further off.) And 4-bit weights have a **minimum** $m$
-# (chapter 11). An input is $(b_i + z)\,t$, and a weight $c_i\,s + m$.
-# Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254 to 254
-# and so no byte any more, which the byte instructions need, and with $m$ a weight is no longer an
-# integer times $s$, so that $s$ could not wait outside the sum.
-# Multiplied out over the 32 columns of a group:
+# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so that 254
+# steps reach from the smallest number to the largest. (So $t$ is the range / 254, and $z$ the smallest
+# number over $t$, rounded, plus 128: the smallest number gets the byte -128, and $z$ is at most 128. The
+# byte $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte has 256
+# values, so 255 steps would fit. One is left free, because the rounding of floats can put an end one step
+# further off.) And 4-bit weights have a **minimum** $m$ (chapter 11). An input is $(b_i + z)\,t$, and a
+# weight $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254
+# to 254 and so no byte any more, which the byte instructions need, and with $m$ a weight is no longer an
+# integer times $s$, so that $s$ could not wait outside the sum. Multiplied out over the 32 columns of a
+# group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
 #
@@ -1179,9 +1182,10 @@ for name, share in kinds.items():
 # | $12 - 10 = 2$ | $2 \cdot 14 = 28$ | $-5 \cdot (2 + 4) = -30$ | $0$ |
 #
 # Per group, panel and token, there are eight byte instructions. (The low four bits of a word's bytes are
-# one word of codes, the high four another.) Four more multiplications follow: $z$ with the sum of the codes,
-# $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor, $t\,(\sum b_i + 32\,z)$, is
-# computed once, with the inputs. And $\sum c_i$ takes eight byte instructions for each group of a panel, which all tokens share.)
+# one word of codes, the high four another.) Four more multiplications follow: $z$ with the sum of the
+# codes, $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor,
+# $t\,(\sum b_i + 32\,z)$, is computed once, with the inputs. And $\sum c_i$ takes eight byte instructions
+# for each group of a panel, which all tokens share.)
 #
 # On Intel's and AMD's processors the package leaves one of the four out. It stores $m$ as an **offset** $o$, a
 # whole number of 256ths of a step. (A step, from one code to the next, is $s$.) So $m \approx o\,s/256$, and
@@ -1314,24 +1318,24 @@ explore(
 )
 
 # %% [markdown]
-# The package's step is one compiled function that every thread goes through, phase by
-# phase. Threads are started on a step at most once. Between phases they read a counter until it
-# says that all tasks are done (`barrier`; only after some 0.1 ms they let other programs run), and `take` gives a thread its next task. This barrier
-# counts finished tasks, not threads: it opens when all tasks of the phase are done, even if a
-# thread has not come. (`kernel` is the package's `njit` for functions that allocate nothing. Numba
-# would otherwise count the uses of each array, with an instruction for which threads wait for each
+# The package's step is one compiled function that every thread goes through, phase by phase. Threads are
+# started on a step at most once. Between phases they read a counter until it says that all tasks are done
+# (`barrier`; only after some 0.1 ms they let other programs run), and `take` gives a thread its next
+# task. This barrier counts finished tasks, not threads: it opens when all tasks of the phase are done,
+# even if a thread has not come. (`kernel` is the package's `njit` for functions that allocate nothing.
+# Numba would otherwise count the uses of each array, with an instruction for which threads wait for each
 # other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the
 # result for the next product (`prepare`), product, norm, two products.
 #
-# How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second,
-# and compares them with a `prange` loop for each, and with calling small operators from Python. (Such
-# loops follow each other at once, so their threads may still be awake from the loop before. After
-# a pause the system must wake them, which takes longer.) A thread that comes late leaves its tasks to the others, and a thread alone
-# passes a phase more quickly, because it waits for no other. So a run begins when all threads have
-# met, and only runs count in which every thread did at least half of its share of the tasks. The
-# least of these is given. (If it is nan, there was no such run: measure again on a quiet machine. A
-# step of one token has nine phases in each layer, two more in the last, which keep the row that
-# gets logits, and three besides: the embedding, the last norm and the head.)
+# How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
+# compares them with a `prange` loop for each, and with calling small operators from Python. (Such loops
+# follow each other at once, so their threads may still be awake from the loop before. After a pause the
+# system must wake them, which takes longer.) A thread that comes late leaves its tasks to the others, and
+# a thread alone passes a phase more quickly, because it waits for no other. So a run begins when all
+# threads have met, and only runs count in which every thread did at least half of its share of the tasks.
+# The least of these is given. (If it is nan, there was no such run: measure again on a quiet machine. A
+# step of one token has nine phases in each layer, two more in the last, which keep the row that gets
+# logits, and three besides: the embedding, the last norm and the head.)
 
 # %%
 from minigen.kernels.cpu.step import run_layers
@@ -1536,15 +1540,15 @@ print(
 # the first has the fits of the six rounds as they were measured, the second all fits, also those
 # with one form slower or faster.
 #
-# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached
-# is clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of
-# them. If $B$ is that of the panels, 85 MB, a large cache may have kept more of them than of the
-# 269 MB of bfloat16. (Figure 34.2 tells whether one core's speed still falls between 64 and 256
-# MB.) So $R$ is compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed
-# in some fit, it is clear against $B$ alone, and the reason may be the cache. A constant part is
-# clear if $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told
-# from a form that is a little off the line. If $c$ is below zero in all fits, one rate for all forms
-# does not explain this machine's times, however near the points are to the line, and nothing is clear. Three examples:
+# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached is
+# clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of them. If
+# $B$ is that of the panels, 85 MB, a large cache may have kept more of them than of the 269 MB of
+# bfloat16. (Figure 34.2 tells whether one core's speed still falls between 64 and 256 MB.) So $R$ is
+# compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed in some fit, it is
+# clear against $B$ alone, and the reason may be the cache. A constant part is clear if $c$ is above zero
+# in all fits. Otherwise it may exist, but it is too small to be told from a form that is a little off the
+# line. If $c$ is below zero in all fits, one rate for all forms does not explain this machine's times,
+# however near the points are to the line, and nothing is clear. Three examples:
 #
 # - "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms": clearly bandwidth is not reached, and there is a
 #   constant part.
@@ -1560,10 +1564,10 @@ print(
 # that are late.
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have three usual causes: a large cache kept
-# a part of the weights, the kernels read memory in a better way than the three loops that measured
-# $B$, or another program disturbed one of the measurements. A time
-# below zero also comes out if the largest form's kernel is slower per byte. float32 is not on the line, because it runs
-# layer by layer in torch. (It was measured at the top; its share here is of the new bound.)
+# a part of the weights, the kernels read memory in a better way than the three loops that measured $B$,
+# or another program disturbed one of the measurements. A time below zero also comes out if the largest
+# form's kernel is slower per byte. float32 is not on the line, because it runs layer by layer in torch.
+# (It was measured at the top; its share here is of the new bound.)
 #
 # ## What it costs in quality
 #

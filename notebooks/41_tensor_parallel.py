@@ -531,12 +531,13 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
 # possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
-# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line: 1
-# would be on it. If 4 MB take clearly longer than the line says, their bandwidth is lower than the printed
-# one: from 1 MB to 4 MB the bytes grow 4 times, and the time *beyond the latency* grows more (the last line
-# of the first block). Then no single pair of numbers fits all sizes. (A likely reason: larger tensors fit
-# less well into the processor's caches.) In some runs the small sizes scatter more. This chapter uses the line only for the messages of a decode step. They have
-# 2.3 kB and cost their latency, whatever the bandwidth is.
+# Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line:
+# 1 would be on it. If 4 MB take clearly longer than the line says, their bandwidth is lower than the
+# printed one: from 1 MB to 4 MB the bytes grow 4 times, and the time *beyond the latency* grows more (the
+# last line of the first block). Then no single pair of numbers fits all sizes. (A likely reason: larger
+# tensors fit less well into the processor's caches.) In some runs the small sizes scatter more. This
+# chapter uses the line only for the messages of a decode step. They have 2.3 kB and cost their latency,
+# whatever the bandwidth is.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -710,8 +711,8 @@ for name, link in LINKS.items():
 #
 # ## What is left of the gain
 #
-# Now put it together: this is the chapter's **cost model**. On $n$ devices each reads an $n$-th of the weights: that time falls. The time of
-# the $2L + 1$ all-reduces does not:
+# Now put it together: this is the chapter's **cost model**. On $n$ devices each reads an $n$-th of the
+# weights: that time falls. The time of the $2L + 1$ all-reduces does not:
 #
 # $$S(n) = \frac{t_1}{\dfrac{t_1}{n} + (2L + 1)\; t(n, m)}, \qquad m = b \cdot H \cdot 2 \text{ bytes}$$
 #
@@ -774,13 +775,14 @@ for name, link in LINKS.items():
 guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
-# By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
-# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest, and
-# the Ethernet curve stays below 1.4. (For one token, NVLink's lead over PCIe is that of the assumed
-# latencies. With NCCL's own constants, 15 and 20.6 µs, it would be 5.5 against 4.9 times.) The columns *all ring* and *all tree* say more: over Ethernet, the way
-# of adding up even decides whether 8 ranks are faster or slower than one. For a long prompt every message
-# carries 34 MB: there Ethernet is far slower than one card, and PCIe and InfiniBand gain little. So tensor
-# parallelism lives inside a node, where NVLink is.
+# By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards takes
+# 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest, and the
+# Ethernet curve stays below 1.4. (For one token, NVLink's lead over PCIe is that of the assumed
+# latencies. With NCCL's own constants, 15 and 20.6 µs, it would be 5.5 against 4.9 times.) The columns
+# *all ring* and *all tree* say more: over Ethernet, the way of adding up even decides whether 8 ranks are
+# faster or slower than one. For a long prompt every message carries 34 MB: there Ethernet is far slower
+# than one card, and PCIe and InfiniBand gain little. So tensor parallelism lives inside a node, where
+# NVLink is.
 #
 # ## The same ranks on GPUs
 #
@@ -1395,12 +1397,13 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
 # computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the same
-# requests until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step 10,
-# and that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has one block more: a block holds 4 tokens
-# here, so the 13 tokens of request 1 need 4 blocks and the 9 of request 2 need 3, and rank 0 has only 6.
-# (An empty place is a request that is done, as request 0 after its 12 tokens, or preempted. One that
-# returns computes all again: request 1 its prompt of 3 and its 10 tokens.) Now their messages have
-# different sizes. In this simulation both wait for ever; a real library may also stop with an error.
+# requests until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step
+# 10, and that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has
+# one block more: a block holds 4 tokens here, so the 13 tokens of request 1 need 4 blocks and the 9 of
+# request 2 need 3, and rank 0 has only 6. (An empty place is a request that is done, as request 0 after
+# its 12 tokens, or preempted. One that returns computes all again: request 1 its prompt of 3 and its 10
+# tokens.) Now their messages have different sizes. In this simulation both wait for ever; a real library
+# may also stop with an error.
 #
 # The five others are worse off: there the sizes happen to be the same (batches are filled up, here to
 # multiples of 8, as engines do; pale boxes compute several tokens), and sums are made of numbers that
@@ -1480,9 +1483,9 @@ verdicts(
 #   all-reduces besides.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
-# - A pipeline sends little, and makes no decode step of a single sequence faster. When a batch passes once, as a prompt does, its
-#   stages idle in a bubble of $(p-1)/(m+p-1)$ of the time, if all take equally long. In decode, with as
-#   many micro-batches as stages, only transfers let them idle.
+# - A pipeline sends little, and makes no decode step of a single sequence faster. When a batch passes
+#   once, as a prompt does, its stages idle in a bubble of $(p-1)/(m+p-1)$ of the time, if all take
+#   equally long. In decode, with as many micro-batches as stages, only transfers let them idle.
 # - On one machine, ranks share cores and memory. Where there are fewer cores than ranks, much of the
 #   extra time is waiting for one another, not moving numbers.
 # - Ranks that decide for themselves must decide from the same numbers, or they add up what does not

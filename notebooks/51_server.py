@@ -307,7 +307,8 @@ picture(
 # thread. The two exchange data through queues, in which neither waits for the other:
 #
 # - The loop puts commands into the engine's queue: "add this request", "abort that one"
-#   (`dispatcher.submit` and `dispatcher.abort` below: the thread's `dispatcher` holds both queues). The engine takes them between two steps.
+#   (`dispatcher.submit` and `dispatcher.abort` below: the thread's `dispatcher` holds both queues). The
+#   engine takes them between two steps.
 # - The engine tells of each token by calling a function that we give it. That function runs in the
 #   engine's thread, so it must be fast and must not touch the loop's own data. It only calls
 #   `loop.call_soon_threadsafe`, the one function of a loop that other threads may call: it leaves a
@@ -409,11 +410,11 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # object in JSON.
 #
 # `small_app` is such an endpoint. (In its source, `tokens_of` is `my_tokens_of` with errors handled, and
-# `chat_events` makes the events, and calls `give_up` if the client goes; you write it below.) Below are the raw bytes of its body for an answer of five tokens.
-# (On the connection HTTP/1.1 writes the length of each piece before it, and a piece of length 0 at
-# the end: `Transfer-Encoding: chunked`. httpx has taken these lengths off. HTTP's chunks are not
-# OpenAI's.) Before you read on: what is the first event for, and the last but one? Where would you
-# see that the answer was cut off?
+# `chat_events` makes the events, and calls `give_up` if the client goes; you write it below.) Below are
+# the raw bytes of its body for an answer of five tokens. (On the connection HTTP/1.1 writes the length of
+# each piece before it, and a piece of length 0 at the end: `Transfer-Encoding: chunked`. httpx has taken
+# these lengths off. HTTP's chunks are not OpenAI's.) Before you read on: what is the first event for, and
+# the last but one? Where would you see that the answer was cut off?
 
 # %%
 show(lesson.small_app)
@@ -546,10 +547,11 @@ for clients, per_event in tokens_per_event.items():
 # Some ticks are shifted to the right, and others are missing. A tick is an event, not a token. There are
 # two reasons:
 #
-# 1. **The loop came late.** The server sends everything that has arrived since it last sent something to this
-#    client, with an event for each token that has text. If the engine finished two steps before the loop could run
-#    this client's coroutine, both events leave together: one tick is late, and two lie on one place. (A client that reads late gives
-#    the same picture: here it shares the GIL, and a tick is the time at which it read.)
+# 1. **The loop came late.** The server sends everything that has arrived since it last sent something to
+#    this client, with an event for each token that has text. If the engine finished two steps before the
+#    loop could run this client's coroutine, both events leave together: one tick is late, and two lie on
+#    one place. (A client that reads late gives the same picture: here it shares the GIL, and a tick is
+#    the time at which it read.)
 # 2. **There was nothing to show.** A token that ends within a character, or that may be the
 #    beginning of a stop string, is held back until more comes. A special token has no text at all.
 #    Some stand in these answers, because the load asks the engine to write on after the [end of the
@@ -1008,11 +1010,11 @@ guess_cold.compare(cold / warm, "times", measured=True)
 # ## Your scheduler, behind the same API
 #
 # Parts of the engine can be taken from a file: `--scheduler`, `--allocator`, `--prefix-cache`,
-# `--sampler`. Put your scheduler of chapter 24 into one, and serve it (chapter 24's `save_part`
-# writes the file, and returns what `--scheduler` takes). Here is a policy in four lines: the
-# request with the shortest prompt goes first (a lower `priority` does). There is one place in the batch. The request `first`
-# takes it; then a `long` prompt comes, then a `short` one. (`serve_command` runs `minigen serve` in a process
-# of its own.)
+# `--sampler`. Put your scheduler of chapter 24 into one, and serve it (chapter 24's `save_part` writes
+# the file, and returns what `--scheduler` takes). Here is a policy in four lines: the request with the
+# shortest prompt goes first (a lower `priority` does). There is one place in the batch. The request
+# `first` takes it; then a `long` prompt comes, then a `short` one. (`serve_command` runs `minigen serve`
+# in a process of its own.)
 #
 # Predict: which of the last two is answered first?
 

@@ -258,8 +258,8 @@ def tenant(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "Try the layer that owns the slots, too: with `--max-num-seqs 128`, because blocks and "
         f"arithmetic are free, {roomy.kept:.0%} of all requests keep both, the flood's among them, "
         "and none is refused. But the next flood may be larger than any number of slots, and a "
-        "limit per key holds then, too. So set both. (Two floods may have 24 "
-        "requests each, which is more than the 32 slots: then the others wait again.)",
+        "limit per key holds then, too. So set both. (Two floods may have 24 requests each, which "
+        "is more than the 32 slots: then the others wait again.)",
         moved="No: nothing is full for the others any more. The flood itself is still limited, by "
         f"its key: {Vitals.of(limited).refused} of its {num_flood} requests are refused, which "
         "the numbers above do not show, because they are the other's.",
