@@ -235,7 +235,7 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 # Eight people ask at the same time. Each [request](../docs/glossary.md#request) continues a
 # sentence about another topic by 2 to 9 tokens. The simplest server has one **slot**, a place for a
 # request that runs: it answers one request, and all others wait in a queue. (The number of slots is
-# called `max_num_seqs` here and in vLLM; chapter 22 calls the place of one token in the cache a
+# called `max_num_seqs` here and in vLLM; chapter 21 calls the place of one token in the cache a
 # slot, too.) Here is the whole queue, measured. (`ignore_eos=True` makes each answer exactly
 # `max_tokens` long, although the model may want to end it before.)
 

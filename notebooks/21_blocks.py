@@ -289,7 +289,7 @@ replay(
     max(len(run.moments) for run in runs.values()),
     "The same requests in blocks of 16 slots. While requests wait, the memory is full of tokens; the "
     "pale tails are the "
-    "last blocks of the requests.",
+    "last blocks of the requests. White on the right comes after the last request has started.",
     number="21.3",
     at=150,
     stride=10,
@@ -342,11 +342,11 @@ held = runs["blocks of 16"].shares().used * NUM_SLOTS / runs["blocks of 16"].tog
 measured("a running request holds, on average", held, "tokens")
 
 # %% [markdown]
-# So the number of requests at once flatters blocks as long as nothing is kept free: a large part of
-# the work is done twice. (The simulation counts steps, and no run takes fewer than its longest answer has
-# tokens. What is computed again takes part of one step, however much it is. On a real machine it takes
-# time, which chapter 24 measures.) With 16 of the 128 blocks kept free, most of that is gone, and far
-# more requests still run than with one piece each.
+# So the number of requests at once flatters blocks as long as nothing is kept free: a large part of the
+# work is done twice. (The simulation counts steps, and no run takes fewer than its longest answer has
+# tokens, and one that finds the memory empty. What is computed again takes part of one step, however much
+# it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128 blocks kept free,
+# most of that is gone, and far more requests still run than with one piece each.
 #
 # ## How large a block?
 #
@@ -393,8 +393,9 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # their *only* block is their last one, and many end before it is half full. The number of empty slots
 # then depends on the lengths, not on chance.
 #
-# Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up
-# and to jump to. vLLM begins with 16, and so does this engine.
+# Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up and
+# to jump to. vLLM begins with 16, and so does this engine. (Its authors report a waste under 4 % with
+# blocks: the last line says how long requests must be for that.)
 #
 # ## How many sequences fit on a card?
 #
@@ -414,9 +415,10 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # sequence, and the outer floor whole sequences.
 #
 # Predict: a card has 80 GB. Let all of it be for weights and cache. (1 GB of working memory would cost
-# one sequence here.) Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How many
-# sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for Llama-3.1,
-# of the same shapes.)
+# one sequence here. In chapter 00, $W$ was that working memory, $N$ the number of weights, $L$ the layers
+# and $b$ the bits per weight.) Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
+# many sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for
+# Llama-3.1, of the same shapes.)
 
 # %%
 guess_fit = predict(
@@ -437,7 +439,8 @@ for name, (weights, per_token) in models.items():
 guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
-# A step with few sequences leaves most of the card's arithmetic unused (chapter 17). So memory, not
+# A step with few sequences leaves most of the card's arithmetic unused (chapter 17). Blocks save
+# capacity, not bandwidth: each step still reads the keys and values of every token. So memory, not
 # arithmetic, often ends what a card can serve, and wasted slots are sequences that wait.
 #
 # ## Several owners
@@ -500,7 +503,7 @@ assert kept == {last_owner[-1]}, "the last of the three writes into the original
 replay(
     lambda step: block_map(states, step, 48, 4, "answer {}".format),
     len(states),
-    "Blocks by owner at the step in which the answers part. Hatched blocks have several owners. Two "
+    "Blocks by owner at the step in which the answers part. Hatched blocks have several owners, and the first one's colour. Two "
     "arrows lead from the shared block to its copies; the third answer keeps the original.",
     number="21.5",
     at=step_of_copy,
@@ -754,6 +757,7 @@ for way in ("longest, first fit", "exact, best fit"):
 
 # %% jupyter={"source_hidden": true}
 not_held = 100 * (1 - reserving.used)
+empty_of_owned = 100 * reserving.internal / (reserving.used + reserving.internal)
 empty_16 = 100 * waste_of[16][0]
 scattered_in = {way: 100 * run.shares().external for way, run in runs.items()}
 VLLM = "[vLLM 2023](https://blog.vllm.ai/2023/06/20/vllm.html)"
@@ -766,8 +770,8 @@ verdicts(
         f"{mark(100 * reserving.external, '%')} scattered, "
         f"{mark(100 * reserving.remainder, '%')} too few for the next request",
         within(not_held, 60, 80),
-        "it follows the ratio of what is allowed to what is written: allow twice as much, and it "
-        "is worse",
+        f"{mark(empty_of_owned, '%')} of the owned slots are empty; scattered slots add to them, fewer "
+        "in a larger memory",
         VLLM,
         measured=True,
     ),
@@ -787,7 +791,7 @@ verdicts(
         f"{mark(scattered_in['blocks of 16'], '%')} of the slots are free but scattered, with one "
         f"piece per request {mark(scattered_in['longest, first fit'], '%')}",
         holds(scattered_in["blocks of 16"] == 0 < scattered_in["longest, first fit"]),
-        "any free block fits any request; the waste that is left is internal",
+        "any free block fits any request; nearly all of the waste that is left is internal",
         PAPER,
         measured=True,
     ),
@@ -834,12 +838,14 @@ verdicts(
 # - **[vLLM](https://github.com/vllm-project/vllm)** brought blocks and block tables
 #   ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its blocks have 16 tokens by default on most
 #   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
-#   content can be taken out of the middle. Its V1 engine has dropped copy-on-write: only full blocks
-#   are shared, and those are never written again.
-# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default (a page,
-#   its word for a block, has one token): no internal waste at all, and the longest tables.
+#   content (prefix cache, chapter 23) can be taken out of the middle. Its V1 engine first had no
+#   copy-on-write, because it shared only full blocks, which are never written again; since 2026 hybrid
+#   models can continue from a part of a shared block, which is copied.
+# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default on most GPUs (a
+#   page, its word for a block, has one token; on Blackwell 64): with one token no internal waste at all,
+#   and the longest tables.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** takes the number of tokens per block as an
-#   option, and can keep blocks that were evicted from the GPU in the host's memory.
+#   option, and can keep blocks that had to leave the GPU (eviction, chapter 23) in the host's memory.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps (as its server does by default) one array
 #   of cells, one per token, each with the set of sequences that own it: sharing is a bit in that set.
 # - **[vAttention](https://arxiv.org/abs/2405.04437)** leaves the cache in one piece of *virtual* memory

@@ -521,7 +521,7 @@ with using(22, slots_of=my_slots):
     print(exact.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# Then the pool itself. Like the package's, it must hold block 0, which padded tables name, have the
+# Then the pool itself. Like the package's, it must hold block 0, which padded tables may name, have the
 # attribute `block_size`, and begin with zeros (question 3 below says why).
 
 # %%
@@ -734,12 +734,13 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 # %% [markdown]
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
 # reasons. Requests at once are counted only while one waits, which leaves out the first steps, when more
-# run. And a preempted request is computed again as a whole prompt; without that, the gain would be that
-# of the line above. Why does that happen? A request starts as soon as its prompt finds blocks, then all
-# running answers grow, and once they have grown beyond 64 blocks, some request loses its blocks and is
-# computed again from its first token. With long answers that happens again and again (the engine
-# **thrashes**), so the share above depends on the sampled text. Chapter 24 treats this: it compares such
-# a scheduler with one that reserves, and shows how much of the repeated work a prefix cache saves.
+# run in blocks (and the last ones, when few run in either). And a preempted request is computed again as
+# a whole prompt; without counting that, the gain is that of the line above. Why does that happen? A
+# request starts as soon as its prompt finds blocks, then all running answers grow, and once they have
+# grown beyond 64 blocks, some request loses its blocks and is computed again from its first token. With
+# long answers that happens again and again (the engine **thrashes**), so the share above depends on the
+# sampled text. Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how
+# much of the repeated work a prefix cache saves.
 #
 # ## Claims
 #

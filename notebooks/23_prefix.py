@@ -114,7 +114,7 @@ def chat(llm: LLM):
         prompt_ids = llm.chat_prompt(messages)
         with llm.count_work() as work:
             started = time.perf_counter()
-            deltas = llm.stream_deltas([prompt_ids], greedy)
+            deltas = llm.stream_deltas([prompt_ids], greedy)  # one per token, with its text
             answer = next(deltas).text
             seconds = time.perf_counter() - started
             answer += "".join(delta.text for delta in deltas)
@@ -345,7 +345,9 @@ picture(
 # Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
 
 # %%
-guess_half = predict("TTFT with half of 256 tokens found, as a part of TTFT with none?", None)
+guess_half = predict(
+    "TTFT with half of 256 tokens found, as a part of TTFT with none?", None, within=1.1
+)
 
 # %%
 fresh = iter(range(1_000, 40_000))
@@ -469,11 +471,12 @@ replay(
 )
 
 # %% [markdown]
-# Cached blocks cost nothing while memory is plentiful. When it runs short, the **least recently used**
-# go first. And of one sequence, the *last* block goes first: when a sequence ends, the cache counts one
-# user less of its blocks from the last to the first. So a block falls out of use after all blocks that
-# follow it, and eviction never cuts a path in two. If a prompt's first block were evicted first, the
-# later ones would stay in memory, but could not be matched until it is computed again.
+# Cached blocks cost nothing while memory is plentiful. When it runs short, the **least recently used** go
+# first. And of one sequence, the *last* block goes first: a sequence that uses a block uses all blocks
+# before it, and when it ends, the cache counts one user less of its blocks from the last to the first. So
+# a block falls out of use after all blocks that follow it, and eviction never cuts a path in two. If a
+# prompt's first block were evicted first, the later ones would stay in memory, but could not be matched
+# until it is computed again.
 #
 # ## The traps
 #
@@ -525,7 +528,7 @@ guess_clock.compare(found_dated)
 #    shared whole or not at all, the last block is computed again. An engine that forgets this runs the
 #    model on no tokens. That is this chapter's bug hunt.
 # 2. **A block that is being written is not shared.** It is found once it is full and computed. Here both
-#    requests computed the same; afterwards one copy is kept, and the other block is given back.
+#    requests computed the same; afterwards one copy is kept, and the other one's blocks are given back.
 # 3. **Equal tokens are not always equal keys.** They differ if the weights do (many
 #    servers add a small correction of a customer's own to some matrices, a **LoRA adapter**), or if another
 #   image is meant by the same tokens (a prompt with an image has placeholder tokens in its place). And a
@@ -541,15 +544,15 @@ guess_clock.compare(found_dated)
 #
 # over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is the number to watch on a dashboard
 # (chapter 52). Guides often call a hit rate above 0.5 good. But that depends on the traffic: it cannot
-# exceed the share of tokens that repeat. A hit rate far below that share means that memory is too small,
-# or that something in front of the prompts changes.
+# exceed the share of tokens that repeat. A hit rate far below that share usually means that memory is too
+# small, or that something in front of the prompts changes.
 #
 # Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
 # their own. Find the pool below which histories are evicted before their user is back, and compare it
 # with the blocks that all prompts together need. Whose histories are still found in the smallest pool?
-# (With 20 users and 256 shared tokens, nothing is evicted from 177 blocks on: 176 for all prompts, and
-# one for a last block that is computed again. In 50 blocks, the last four users still find all of
-# theirs but the last block, which is always computed again.)
+# (With 20 users and 256 shared tokens, nothing is evicted from 177 blocks on (on the slider: 180): 176
+# for all prompts, and one for a last block that is computed again. In 50 blocks, the last four users
+# still find all of theirs but the last block, which is always computed again.)
 
 
 # %%
@@ -578,8 +581,9 @@ explore(
 # 1. A request arrives. `match` returns the blocks of its beginning. From now on the request owns them,
 #    too: that is the share in `match`.
 # 2. The engine allocates blocks for the rest, and computes it.
-# 3. When blocks are full and computed, it calls `insert`, and writes the kept blocks of the returned
-#   pairs into the request's block table. From now on the cache owns them, too.
+# 3. When blocks are full and computed, it calls `insert`. From now on the cache owns these blocks, too.
+#    Where it has an equal block already, `insert` gives the request's own back and returns a pair (index,
+#    kept block), which the engine writes into the request's block table.
 # 4. When the request ends, the engine releases all blocks of the request. Those in the cache stay,
 #    because the cache still owns them.
 
@@ -662,9 +666,9 @@ class RadixPrefixCache:
     """A prefix cache as a radix tree; the cache is one owner of each block that it stores.
 
     A sequence that uses a node uses all nodes above it, so the unused nodes are at the bottom of
-    the tree. A sequence releases its last block first, so in `_unused` (least recently used first)
-    a node always comes after all of its children. Therefore the first node of `_unused` is a leaf,
-    and evicting it is O(1).
+    the tree. A sequence releases its last block first, so in the order in which nodes fell out of
+    use, a node always comes after all of its children. Therefore the first of the unused nodes is
+    a leaf, and evicting it is O(1).
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int):

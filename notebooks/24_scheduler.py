@@ -124,7 +124,7 @@ chapter_map("scheduler")
 # 24 tokens, and each step gives every running sequence one. Predict which percentage of the slots stays
 # empty.
 #
-# Every comparison in this chapter runs under a clock of its own, which charges for a step what
+# Unless the text says otherwise, times in this chapter are those of a clock of its own, which charges for a step what
 # `step_time` says. It describes an invented machine: 4 ms to read the weights, 0.5 ms of arithmetic per
 # token, 1 ms of overhead. A step takes the longer of reading and arithmetic, plus the overhead. (Below,
 # its numbers stand beside those of your machine. Unlike a real machine, it charges nothing for reading
@@ -266,10 +266,10 @@ picture(
 # of four, two or one (chapter 34). A batch of three is a tile of two and a tile of one, each of which
 # unpacks all 4-bit weights, so it takes about as long as one tile of four. From five sequences on, the
 # kernel also makes one more pass over each piece of the weights, which all tiles share. So the doubling
-# from 4 to 8 may gain less than the one from 8 to 16. On a processor with AMX, 28 sequences or more go
-# through tiles of sixteen instead, so 32 may gain more than the formulas say. (Where torch computes the
-# step, other sizes are the good ones. If a single point of yours lies far off, another program had the
-# processor: run the cell again.)
+# from 4 to 8 may gain less than the one from 8 to 16. On a processor with AMX (instructions for products
+# of small matrices, chapter 34), 28 sequences or more go through tiles of sixteen instead, so 32 may gain
+# more than the formulas say. (Where torch computes the step, other sizes are the good ones. If a single
+# point of yours lies far off, another program had the processor: run the cell again.)
 #
 # Guides often give numbers without naming a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16
 # to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
@@ -514,18 +514,19 @@ for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth
 
 # %% [markdown]
 # (In one more run, exactly every tenth answer is long, so 16 of the 20 static batches hold one long
-# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it.
-# The point "all alike" lies on it. The others stay below it, most where a few answers are very long: when
-# the queue is empty, continuous batching also runs the last long answers beside empty slots. Steps are
-# not seconds: a continuous step is fuller. On the clock, whose knee is at eight sequences, steps of one
-# to eight take equally long, and the two ratios are nearly equal. Where each sequence adds to the step,
-# continuous batching gains less: by this machine's formula with the sum, the last ratio printed. An
-# engine that keeps a static batch in one array also computes its finished rows: each answer is **padded**
-# to the longest of its batch. The last two lines count that. Sorting the requests by length first
-# (**bucketing**) removes the padding here, but a server does not know how long answers will be. minigen
-# **packs** the rows that still run, so it computes no finished row. (On a GPU it fills a step of decodes
-# up to the next recorded batch size, because a CUDA graph is recorded for a fixed one, see chapter 15.
-# And without the compiled step, attention pads the block tables, as chapter 22 shows.)
+# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it:
+# static batching takes the sum of the longest answers, and continuous batching at least all tokens / 8
+# steps. The point "all alike" lies on it. The others stay below it, most where a few answers are very
+# long: when the queue is empty, continuous batching also runs the last long answers beside empty slots.
+# Steps are not seconds: a continuous step is fuller. On the clock, whose knee is at eight sequences,
+# steps of one to eight take equally long, and the two ratios are nearly equal. Where each sequence adds
+# to the step, continuous batching gains less: by this machine's formula with the sum, the last ratio
+# printed. An engine that keeps a static batch in one array also computes its finished rows: each answer
+# is **padded** to the longest of its batch. The last two lines count that. Sorting the requests by length
+# first (**bucketing**) removes the padding here, but a server does not know how long answers will be.
+# minigen **packs** the rows that still run, so it computes no finished row. (On a GPU it fills a step of
+# decodes up to the next recorded batch size, because a CUDA graph is recorded for a fixed one, see
+# chapter 15. And without the compiled step, attention pads the block tables, as chapter 22 shows.)
 #
 # ## A long prompt makes others stutter
 #
@@ -633,10 +634,10 @@ replay(
 # answers end early. If it reserves only what is needed now, sooner or later a running sequence will find
 # no free block for its next token. (A prompt that is computed in chunks may find none in its middle:
 # `allocate` looks for blocks for all its tokens, but takes only those of the next chunk, and meanwhile
-# other sequences may take the rest.) Then one sequence must give its blocks back: it is **preempted**.
-# The last one to arrive is chosen, so that the first always makes progress. It waits at the head of the
-# queue. Later all its tokens, also those that it already generated, are computed again like a prompt.
-# Nothing of the answer is lost, only work.
+# other sequences may take the rest.) Then one sequence, the *victim*, must give its blocks back: it is
+# **preempted**. The last one to arrive is chosen, so that the first always makes progress. The victim
+# waits at the head of the queue. Later all its tokens, also those that it already generated, are computed
+# again like a prompt. Nothing of the answer is lost, only work.
 #
 # This holds without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
 # minigen switches on by default, the victim's full blocks stay there until another sequence needs
@@ -1175,9 +1176,9 @@ verdicts(
 # - **[vLLM](https://github.com/vllm-project/vllm)** schedules much like this chapter: decodes first, prompts in chunks under
 #   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
 #   Its older engine could swap a victim's blocks to the host's memory instead.
-# - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by that estimate, retracts requests
-#   where it was wrong, and can prefer those whose prefix is in its cache (chapter 23; `--schedule-policy
-#   lpm`, longest prefix match).
+# - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by
+#   that estimate, preempts ("retracts") requests where it was wrong, and can prefer those whose prefix is
+#   in its cache (chapter 23; `--schedule-policy lpm`, longest prefix match).
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** calls it in-flight batching; one policy admits no request without room for the
 #   longest answer, another fills the memory and pauses requests where it runs out.
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** has a waiting-to-served ratio, which says when prompts may interrupt decodes.

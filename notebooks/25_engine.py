@@ -325,7 +325,7 @@ replay(
 # ## Watch it run
 #
 # The engine emits an event for everything that it does: a step, a token, a block. Each subscriber
-# to its **trace** gets them. The timeline below is drawn by the engine's own thread, between two steps. (A
+# to its **trace** gets them. The timeline below is drawn by the thread that runs the steps, between two of them. (A
 # long run is drawn again and again while it goes on, a short one perhaps only at its end.)
 
 # %%
@@ -333,8 +333,8 @@ twelve = prompts[:12], params[:12]
 with watch(
     llm.trace,
     lambda events: gantt({"now": events}, by="seconds"),
-    "A timeline of twelve requests that share the engine. A white line "
-    "through all rows is time between two steps.",
+    "A timeline of twelve requests that share the engine. A white line is "
+    "a gap between the computing of two steps; most gaps are too short to be seen.",
     number="25.4",
 ) as seen:
     llm.generate(*twelve, progress=False)
@@ -423,11 +423,11 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU, the Python around the model hardly counts. On a GPU, a step of this small model takes far
-# less time, and Python like this would take a large part of it. (Our clocks would mislead there: minigen
-# has another runner for GPUs, without the `.cpu()` above. It returns before the GPU has computed, so the wait
-# would be charged to the sampler.) Engines for GPUs
-# therefore prepare the next step on the CPU while the GPU computes this one.
+# On a CPU, the Python around the model hardly counts. (`sample` is partly a kernel over the vocabulary.)
+# On a GPU, a step of this small model takes far less time, and Python like this would take a large part
+# of it. (Our clocks would mislead there: minigen has another runner for NVIDIA's GPUs, without the
+# `.cpu()` above. It returns before the GPU has computed, so the wait would be charged to the sampler.)
+# Engines for GPUs therefore prepare the next step on the CPU while the GPU computes this one.
 #
 # ## Your own parts, all at once
 #
@@ -523,7 +523,7 @@ parts = {"allocator": LowestFirst, "scheduler": ArrivalOrder, "sampler": likelie
 yours = load(**parts, max_num_seqs=32, max_num_batched_tokens=1024)
 for part in parts:
     print(f"{part:<10} {yours.describe()[part]}")
-reference = at_once[: len(prompts)]  # by minigen's own parts, from the first cell
+reference = at_once[: len(prompts)]  # by minigen's own parts, from Figure 25.1
 own_answers = []
 own_rate = max(  # the better of two rounds, as above
     tokens_per_second(
@@ -539,7 +539,7 @@ made = []
 
 
 def short_of_blocks(manager, max_num_seqs, max_num_batched_tokens):
-    made.append(ArrivalOrder(manager, max_num_seqs, max_num_batched_tokens))
+    made.append(ArrivalOrder(manager, max_num_seqs, max_num_batched_tokens))  # read below
     return made[-1]
 
 
@@ -550,7 +550,8 @@ print("some gave way" if made[0].num_preempted else "none gave way")
 
 # %% [markdown]
 # A faulty part is reported by name at once, instead of surfacing hours later as a strange answer. This
-# allocator notes no owners, so it would give the same blocks to the next sequence, too:
+# allocator notes no owners, so it would give the same blocks to the next sequence, too. The engine counts
+# owners as well. (The first prompt takes two blocks.)
 
 
 # %%
@@ -658,9 +659,10 @@ print(f"four answers by {whose}, on LowestFirst, ArrivalOrder and likeliest")
 # ## The package's version
 #
 # The engine itself makes the same four calls, and adds what a service needs: events for subscribers, and
-# an error after `schedule` ends at most the sequences of its step. `_calls` runs a request's **logits
-# processors**: functions that a caller gives, which change its logits before sampling. The lines about drafts
-# belong to chapter 36 and can be skipped; without drafts `rows_of` is `samples_of`.
+# an error from the model, the sampler or `commit` ends only the sequences of its step. `_calls` runs a
+# request's **logits processors**: functions that a caller gives, which change its logits before sampling.
+# The lines about drafts belong to chapter 36 and can be skipped; without drafts `rows_of` is
+# `samples_of`.
 
 # %%
 reveal(25, StepLoop=mine)
@@ -693,7 +695,7 @@ verdicts(
         f"{mark(fastest / by_cache, 'times', 2)} over one by one with a cache, on this processor",
         NOT_TESTED,
         "another baseline: vLLM's own script pads requests to Transformers into batches; GPUs, LLaMA "
-        "models and the conversations of ShareGPT; a GPU becomes compute-bound at hundreds of tokens "
+        "models and users' conversations with ChatGPT (ShareGPT); a GPU becomes compute-bound at hundreds of tokens "
         "per step, a processor at a few",
         source="[vLLM's announcement, 2023](https://blog.vllm.ai/2023/06/20/vllm.html)",
     ),
@@ -732,7 +734,7 @@ verdicts(
 # <details><summary>2. Why must <code>samples_of(chunks)</code> be called before
 # <code>commit</code>?</summary>
 # Whether a sequence gets a token depends on whether its chunk completes what is known of it. Committing
-# counts the chunk as computed, and then the question has another answer.</details>
+# counts the chunk as computed, and then the question can have another answer.</details>
 #
 # <details><summary>3. Someone reports that an engine is 20 times as fast as "naive serving". What do you
 # ask?</summary>
@@ -751,8 +753,8 @@ verdicts(
 # - A decode step launches hundreds of kernels. They are recorded once as a [**CUDA
 #   graph**](../docs/glossary.md#cuda-graph) and replayed, for some dozens of fixed batch sizes. A batch
 #   is padded to the next of them.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++ (executor and
-#   batch manager); its default PyTorch backend has it in Python.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++; its PyTorch
+#   backend, now the only one, has it in Python.
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in Rust, which queues
 #   and batches, in front of Python workers that compute.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its slots in one loop
@@ -763,7 +765,7 @@ verdicts(
 # - With several GPUs, in vLLM as here, one process runs the loop and the others follow its batches
 #   (chapter 41).
 # - *This engine is twice as fast as that one* can be true of one model, one machine and one load. In
-#   [the measurements](../docs/results.md) on one processor, llama.cpp decodes a single stream faster than
+#   [the measurements](../docs/results.md) on one processor, llama.cpp decodes one request alone faster than
 #   vLLM, and vLLM serves 32 requests together faster than llama.cpp.
 #
 # ## Further reading

@@ -971,10 +971,10 @@ picture(
 )
 
 # %% [markdown]
-# With 4,097, a thread needs eight loads instead of one, because each of its numbers has a mask of its
-# own. With 4,096, `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The
-# compiler could choose it because it knew that 4,096 is a multiple of 16, so that the mask is the same
-# for neighbours.
+# (Printed are the first three loads and stores, and the six most frequent operations.) With 4,097, a
+# thread needs eight loads instead of one, because each of its numbers has a mask of its own. With 4,096,
+# `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could choose
+# it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours.
 #
 # <details><summary>The other names in the PTX</summary>
 # Names with <code>%r</code>, <code>%rs</code> and <code>%rd</code> are registers of 32, 16 and 64 bits;
@@ -1003,10 +1003,11 @@ picture(
 #
 # ## Occupancy: how many programs fit on an SM
 #
-# A load from HBM takes hundreds of clock cycles (about 400 in the table linked above). An SM does not
-# wait. While one warp waits for its numbers, the SM runs another one that has them. For that, other
-# warps must be *there*: their registers and their shared memory must be on the SM already, and that is
-# what limits their number. **Occupancy** is the share of an SM's places for warps that are taken:
+# A load from HBM takes hundreds of clock cycles (about 400 in [the
+# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of the A100). An SM does not wait.
+# While one warp waits for its numbers, the SM runs another one that has them. For that, other warps must
+# be *there*: their registers and their shared memory must be on the SM already, and that is what limits
+# their number. **Occupancy** is the share of an SM's places for warps that are taken:
 #
 # $$\text{programs} = \min\!\left(\left\lfloor \frac{4}{W} \left\lfloor \frac{16{,}384}{32\, R}
 # \right\rfloor \right\rfloor,\; \left\lfloor \frac{S_{SM}}{S} \right\rfloor,\;
@@ -1130,14 +1131,14 @@ reveal(31, pick_fastest=mine)
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
 # each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. The
 # grey rest lies in the four parts, and there it can be too small for one more warp: with 2 warps per
-# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. With 1 warp,
-# a row does not fit into the registers of 32 threads. Eight programs fit, but each spills: 32 threads
-# times 304 bytes are 9.7 kB, beside a row of 16 kB. Shared
-# memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its warps
-# exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared memory
-# is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of 4,096
-# the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps share a
-# row, not 4, and a little because the engine's kernel is another one.)
+# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. (With 8, four
+# more warps would fit, but a program needs eight.) With 1 warp, a row does not fit into the registers of
+# 32 threads. Eight programs fit, but each spills: 32 threads times 304 bytes are 9.7 kB, beside a row of
+# 16 kB. Shared memory limits none of the five. A program takes at most 64 bytes of it, for the sums that
+# its warps exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared
+# memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of
+# 4,096 the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps
+# share a row, not 4, and a little because the engine's kernel is another one.)
 #
 # ## The measurement again
 #
@@ -1220,13 +1221,13 @@ explore(
 #
 # Some guides claim more: one kernel for all 80 layers of a 70B model would need two accesses to memory
 # instead of 160. They count only the row that goes from layer to layer. By hand, for one token of
-# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6
-# MB in all. The weights have 141 GB, and they must be read however the layers are divided among
-# kernels. So such a kernel saves 0.002 % of the bytes. What it can save is launches, and the gaps
-# between kernels, which a graph keeps: one kernel can load the next layer's weights while this one
-# computes. For Llama-1B and one sequence on an H100, decoding was over 1.5 times as fast as with the
-# engines that its authors [compared it
-# with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and SGLang).
+# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB
+# in all. The weights have 141 GB, and nearly all must be read however the layers are divided among
+# kernels. So such a kernel saves 0.002 % of the bytes. What it can save is launches, and the gaps between
+# kernels, which a graph keeps: one kernel can load the next layer's weights while this one computes. For
+# Llama-1B and one sequence on an H100, decoding was over 1.5 times as fast as with the engines that its
+# authors [compared it with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and
+# SGLang).
 #
 # ## Claims
 
@@ -1320,7 +1321,7 @@ verdicts(
 #   for chains that one kernel of it can do at once, such as a norm, the product with its weight and a sum. Ollama
 #   builds on the same library, ggml.
 # - **Auto-tuning** as in `pick_fastest` is `triton.autotune`. The engine here fixes its sizes by hand, so
-#   that a start costs nothing.
+#   a start tunes nothing.
 #
 # ## Further reading
 #

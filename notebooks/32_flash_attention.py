@@ -326,9 +326,10 @@ for number, fold in enumerate(folds, 1):
 show(fold_tiles)
 
 # %% [markdown]
-# Read the printed lines beside the picture. Tile 2 raises the maximum a little, tile 3 not at all
-# (factor 1.00), and tile 4 by 3.00: $e^{-3.00} = 0.05$. What 24 keys had added up until then is worth a
-# twentieth afterwards. That is right: beside a score of 2.11, keys with scores below −0.89 hardly count.
+# Read the printed lines beside the picture. Tile 2 raises the maximum a little, tile 3 not at all (factor
+# 1.00), and tile 4 by 3.00: $e^{-3.00} = 0.05$. What 24 keys had added up until then is worth a twentieth
+# afterwards. That is right: beside a score of 2.11, a key with a score of −0.89 or less counts a
+# twentieth at most.
 #
 # ## Your turn: two parts become one
 #
@@ -389,9 +390,9 @@ show(nothing_seen, attend_tile, causal_mask)
 
 # %% [markdown]
 # `nothing_seen` is the state before the first tile: maximum −∞, sum 0, values 0. `attend_tile` computes
-# the three things for one tile; its scores exist only inside it. (`einsum` names axes by letters:
-# "qhd,khd->qhk" multiplies along d and adds up, for each query q, head h and key k.) `causal_mask` is
-# chapter 14's.
+# the three things for one tile; its scores exist only inside it. (`base` is the maximum, or 0 where no
+# key was seen.) (`einsum` names axes by letters: "qhd,khd->qhk" multiplies along d and adds up, for each
+# query q, head h and key k.) `causal_mask` is chapter 14's.
 #
 # ## Tiles on the matrix that is not there
 #
@@ -596,10 +597,9 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 # Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two of them matter here: the
 # **memory** (**HBM**), which is large and slow, and what lies **on the chip** beside the arithmetic, the
 # registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. What
-# the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay
-# there.
+# the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay on the chip.
 #
-# The picture (its left side is not to scale) shows one **program** (one run of the kernel) and its tile
+# The picture (not to scale) shows one **program** (one run of the kernel) and its tile
 # $i$ of 128 queries, for a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile
 # $j$ of 64 keys it loads $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$,
 # rescales $\ell$ and $O_i$ by $e^{m - m'}$, and adds $P V_j$ to $O_i$. From tile to tile it keeps $m$ and
@@ -840,8 +840,8 @@ picture(
 reveal(32, flash_kernel=my_kernel)
 
 # %% [markdown]
-# The staircase is the tiles of figure 32.2 again, seen from the loads: program 0 stops after 16 rows of
-# k, program 5 loads all 96.
+# The staircase is the tiles of figure 32.2 again, without cached tokens, seen from the loads: program 0
+# stops after 16 rows of k, program 5 loads all 96.
 #
 # ## How many bytes: the argument of the paper
 #
@@ -923,14 +923,16 @@ picture(
 # twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
 # Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
 # factor. A GPU has an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$.
-# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies the scores only
-# where the base is subtracted, because a GPU does both with one instruction.
+# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies each row's maximum,
+# and the scores only where that is subtracted, because a GPU does both with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
-# without a mask has no trace of one. A position's block stands in the table at `positions //
-# BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. Below, blocks have 8 slots and the
-# second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. The loop reads the
-# table one tile ahead, so that the loads of keys and values need not wait for it. With a window, a
+# without a mask has no trace of one. A position's block stands in the table at `positions // BLOCK_SIZE`,
+# its slot within the block is `positions % BLOCK_SIZE`. (`block_stride` and `slot_stride` are the numbers
+# from one block or slot to the next; `keys_ptr` and `values_ptr` point at the program's KV head;
+# `BLOCK_D` is the head's size rounded up to a power of two, at least 16.) Below, blocks have 8 slots and
+# the second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. The loop reads
+# the table one tile ahead, so that the loads of keys and values need not wait for it. With a window, a
 # query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and
 # `tl.dot(a, b, acc)` returns `acc` plus the product.
 
@@ -1004,12 +1006,12 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps
 # half as much. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and its tiles of 64
 # queries 4. (For long prompts in 16 bits its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on
-# an A100, whose tensor cores read them from registers; an H100's read them from shared memory.) The last
-# number says how many programs fit on one SM at the same time, by its 65,536 registers and its shared
-# memory: one of 8 warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few,
-# and then mainly the other warps of the same program can compute while one waits for memory. Which pair
-# of tile and warps is fastest is a question for a GPU, where **autotuning** tries several; it is not
-# tested here.
+# an A100, whose tensor cores need keys and values in registers; an H100's read them from shared memory,
+# which leaves the registers to two programs at a time.) The last number says how many programs fit on one
+# SM at the same time, by its 65,536 registers and its shared memory: one of 8 warps is 8 of 64 places, an
+# **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the other warps of the same
+# program can compute while one waits for memory. Which pair of tile and warps is fastest is a question
+# for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?
 #
@@ -1126,7 +1128,7 @@ verdicts(
 #   with memory that grows with the tokens and not with their square.
 # - It saves bytes. It saves arithmetic only where the mask hides whole tiles, which it leaves out; a
 #   score that counts costs as much as before. Programs load keys and values again for each tile of
-#   queries: about $N^2 d / B$ numbers, or $N^2 d^2 / M$ when the tile fills the chip. Small tiles can
+#   queries: about $N^2 d / B$ numbers, or $4 N^2 d^2 / M$ when the tile fills the chip. Small tiles can
 #   move more than the matrix.
 # - Registers and shared memory limit a tile. How much fits in registers depends on the number of warps:
 #   128 queries by 64 keys spill with 4 warps and fit with 8.

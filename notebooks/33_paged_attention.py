@@ -233,7 +233,7 @@ assert torch.equal(tiny.keys.flatten()[at_9 : at_9 + 16], tiny.own[0][0][9, 0])
 # %% [markdown]
 # ## Your turn: gather, as a kernel
 #
-# The warm-up is the copy itself, because every later rung needs its addresses. Each program copies
+# The warm-up is the copy itself, because rungs two and three need its addresses. Each program copies
 # a tile of `BLOCK_N` positions. All KV heads of a slot are neighbours here, so a slot has one row
 # of `WIDTH` numbers, and $h$ is not needed. The equation, for each position $p < n$:
 #
@@ -398,10 +398,10 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # In that case two of three loads may well be answered by L2, even if the whole batch has gigabytes of
 # keys.
 #
-# But no rule keeps the three programs in step. If one of them starts after the others have gone
-# through the context, and the context is long, its data are no longer there. And L2 has a latency
-# and a bandwidth of its own. What we count are the bytes that programs ask for. How many of them
-# reach memory is not tested here.
+# But no rule keeps the three programs in step. If one of them starts after the others have gone through
+# the context, and the context is long, its data are no longer there. And L2 takes time to answer, and has
+# a bandwidth of its own. What we count are the bytes that programs ask for. How many of them reach memory
+# is not tested here.
 #
 # ## Rung one: a group shares its loads
 #
@@ -670,9 +670,9 @@ print(f"if each block's entry were loaded once: {once_a_block:.2%}")
 # ## What the rungs have saved
 #
 # All in one picture, counted for the same 200 tokens. Each bar is a way to compute the same attention.
-# Its length is what programs ask for, in multiples of the keys and values (the dashed line). The last bar
-# already shows the third rung, with the context in four splits, whose partial results (**parts**) are
-# written, and read once more.
+# Its length is what programs ask for, without queries and results, in multiples of the keys and values
+# (the dashed line). The last bar already shows the third rung, with the context in four splits, whose
+# partial results (**parts**) are written, and read once more.
 
 # %%
 four = record_decode(q, *made[:4], splits=4)
@@ -752,9 +752,9 @@ print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth
 # ## Enough loads in flight
 #
 # Memory answers late. The first byte of a load that misses the caches comes after a **latency** of
-# some hundred clock cycles. Round figures for an H100 differ: 400 cycles in
-# [table 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023 (and the
-# same for a V100 and an A100), 400 to 800 in [these
+# several hundred clock cycles. Round figures for an H100 differ: 400 cycles in [table
+# 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023 (and the same for a
+# V100 and an A100), 400 to 800 in [these
 # notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html). At a clock of 1,755 MHz
 # that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load can take longer. If
 # a program asked for 32 KB, waited, and asked again, it would get 32 KB for each latency, however wide
@@ -796,10 +796,11 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
 # room for one tile of keys and values, and asks for the next when both products of this one are done.
 # Other programs on its processor load meanwhile.
 #
-# How many programs fit onto one SM at the same time (and so its **occupancy**, chapter 31) follows
-# from the machine code, because the programs share 65,536 registers and some shared memory.
-# No GPU is needed to compile for one: here for an A100 (`sm_80`), for an RTX 4090 or an L4
-# (`sm_89`), and for an H100 or an H200 (`sm_90`). A program has 128 threads.
+# (Of the two kernels below, `paged_decode_kernel` is the first pass of rung three, and
+# `join_splits_kernel` the second.) How many programs fit onto one SM at the same time (and so its
+# **occupancy**, chapter 31) follows from the machine code, because the programs share 65,536 registers
+# and some shared memory. No GPU is needed to compile for one: here for an A100 (`sm_80`), for an RTX 4090
+# or an L4 (`sm_89`), and for an H100 or an H200 (`sm_90`). A program has 128 threads.
 
 # %%
 codes = {(each.chip, each.kernel): each for each in decode_code(["sm_80", "sm_89", "sm_90"], [128])}
@@ -818,14 +819,16 @@ for name, count in resident.items():
     print(f"{name:>15}: {count} programs fit onto one of {CHIPS[name].processors} processors")
 
 # %% [markdown]
-# By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so
-# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024
-# bytes), of which one tile of keys and values is 32, and 1 KB for the system.) In the PTX, `cp.async` are
-# **asynchronous** loads, from memory into shared memory: all of a tile is on its way at once, and takes
-# no registers. 16 of the 32 are for the first tile, 16 in the loop, after its 32 products (`mma.sync`).
-# The launch asks for them by `num_stages=2`: two stages of the loop, loading a tile and computing with
-# it, for which Triton here makes room for one tile. `ld.global` load into registers: the block table's
-# entries, the query, and the length.
+# By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so five
+# programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024 bytes), of
+# which one tile of keys and values is 32, and 1 KB for the system; the rest is for queries and weights.)
+# In the PTX, `cp.async` are **asynchronous** loads, from memory into shared memory: all of a tile is on
+# its way at once, and takes no registers. A tile is 32,768 bytes, and 128 threads load 16 bytes each at a
+# time, so 16 of the 32 are for the first tile, and 16 in the loop. (In the order of the PTX, which the
+# counts do not show, they come after the loop's 32 products, `mma.sync`.) The launch asks for them by
+# `num_stages=2`: two stages of the loop, loading a tile and computing with it, for which Triton here
+# makes room for one tile. `ld.global` load into registers: the block table's entries, the query, and the
+# length.
 #
 # ## Waves, and their tail
 #
@@ -858,10 +861,10 @@ guess_tail = predict(
 # keys, and computes. The second pass, to which we come, costs 3 µs to start. All programs together
 # read no faster than the memory gives. No GPU has confirmed either constant here.
 #
-# On the left, each row is a processor, and blue means that it works; darker blue is more programs
-# at once. At the right edge of that panel is the tail. On the right are the times for each number
-# of splits, with the chosen one in orange. The dashed line is what the memory alone would take.
-# Choose a batch of 82, and the tail is gone.
+# On the left, each row is a processor, and blue means that it works. (Waves alternate between two blues;
+# within each, darker is more programs at once.) At the right edge of that panel is the tail. On the right
+# are the times for each number of splits, with the chosen one in orange. The dashed line is what the
+# memory alone would take. Choose a batch of 82, and the tail is gone.
 
 # %%
 print(f"assumed: {1e6 * TILE_SECONDS:g} µs for a tile of {TILE} tokens", end=", ")
@@ -874,7 +877,7 @@ def chip_at(batch, context, splits, chip):
 
 explore(
     chip_at,
-    "Modelled, not measured. Left: which processors work, and how long; the tail of the second wave is at "
+    "Modelled, not measured. Left: which processors work, and how long; the second wave, the tail, is at "
     "its right edge. Right: the time for each number of splits.",
     "33.5",
     batch=[84, 1, 2, 4, 8, 16, 64, 82, 256],
@@ -1131,9 +1134,9 @@ explore(
 )
 
 # %% [markdown]
-# The numbers are the same, and no key is read twice. What grows are the parts: in float32, $d + 2$
-# numbers for each query head and split, written by the first pass and read by the second. Short
-# sequences of a batch leave programs without work.
+# The numbers are the same, and no key is read twice. What grows are the parts (and the loads of queries,
+# which are not counted here): in float32, $d + 2$ numbers for each query head and split, written by the
+# first pass and read by the second. Short sequences of a batch leave programs without work.
 #
 # ## How many splits?
 #
@@ -1194,12 +1197,12 @@ change = bests[0.5, 1.0] - bests[1.0, 1.0]
 guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 
 # %% [markdown]
-# With faster tiles each program brings more bytes per second, so fewer programs fill the memory.
-# The time of a tile sets the best number, as the formula says. The start of the second pass is the
-# same cost for every number above one, so it only decides whether to split at all. That splitting a
-# lone long context helps holds for all constants printed above (0.25 µs is a little faster than
-# 64 bytes per clock allow; and not in the figure's corner of 0.1 and 12
-# µs, where one program per KV head nearly fills the memory; no real processor loads that fast). **How
+# With faster tiles each program brings more bytes per second, so fewer programs fill the memory. The time
+# of a tile sets the best number, as the formula says. The start of the second pass is the same cost for
+# every number above one, so it only decides whether to split at all. That splitting a lone long context
+# helps holds for all constants printed above. (64 bytes per clock take 32,768 / 64 = 512 clocks or 0.29
+# µs for a tile, so 0.25 µs is a little too fast.) It does not hold in the figure's corner of 0.1 and 12
+# µs, where one program per KV head nearly fills the memory; no real processor loads that fast. **How
 # much** it helps depends on them: the gain differs severalfold. A measurement on the chip has to say it.
 #
 # The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor, 128
@@ -1274,7 +1277,7 @@ verdicts(
         holds(table_share >= 0.1),
         "a block's entry is 8 bytes beside thousands; what was slow was the copy. The wait for the entry "
         "costs time, which bytes do not show: Kwon et al. 2023 (section 7.1) measured 20 to 26 % "
-        "more for their whole paged kernel",
+        "more time for their whole paged kernel than for FasterTransformer's",
     ),
     Claim(
         "More splits cost much traffic, because their parts are written and read again",
@@ -1309,7 +1312,7 @@ verdicts(
 #   has heads, so memory bandwidth is its floor.
 # - Bandwidth is reached only if enough bytes are on their way: bandwidth times latency, by Little's
 #   law.
-# - Programs run in waves, and the tail of the last one can leave most of the chip idle.
+# - Programs run in waves, and the last one, the tail, can leave most of the chip idle.
 # - A long context is split among programs. Each split leaves maximum, sum and undivided mix, and a
 #   second pass merges them, exactly up to rounding.
 # - The best number of splits follows from the time of a tile. Here that time is assumed, so the

@@ -130,16 +130,16 @@ chapter_map("CPU kernels", "weights", "KV cache")
 guess_share = predict("The engine in float32 reaches how many % of its bound?", None, within=1.5)
 
 # %% [markdown]
-# The next cell measures $B$ with a loop that hardly does anything but read: it adds
-# up a quarter of a gigabyte. One loop shows only what *this* loop reads, and memory may deliver
-# more to another. So take the result as a first value of $B$. Later sections compare it with other
-# loops, and go on with the fastest. (Numbers in ⟨ ⟩ are measured, so yours differ.
-# `read_along` feeds a text one token per step, as decoding does. The time of a
-# step is the 10th percentile of the steps that ran: a tenth of them were faster. Other programs disturb
-# the slower ones.) `njit` compiles a function when it is first called. `prange` shares a loop among the
-# processor's **cores**, its parts that compute at the same time. `fastmath` permits sums in another
-# order. That changes float results a little, so a compiler needs permission: in float32, $(10^8 +
-# 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
+# The next cell measures $B$ with a loop that hardly does anything but read: it adds up a quarter of a
+# gigabyte. One loop shows only what *this* loop reads, and memory may deliver more to another. So take
+# the result as a first value of $B$. Later sections compare it with other loops, and go on with the
+# fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. `read_along` feeds a text one token per step, as
+# decoding does, and times the runner alone, without scheduler and sampler. The time of a step is the 10th
+# percentile of the steps that ran: a tenth of them were faster. Other programs disturb the slower ones.)
+# `njit` compiles a function when it is first called. `prange` shares a loop among the processor's
+# **cores**, its parts that compute at the same time. `fastmath` permits sums in another order. That
+# changes float results a little, so a compiler needs permission: in float32, $(10^8 + 1) - 10^8$ is 0,
+# while $(10^8 - 10^8) + 1$ is 1.
 
 
 # %%
@@ -536,13 +536,14 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # | 8 | 223 | 342 | 312 | 258 |
 # | 4 | 437 | 522 | 598 | 472 |
 #
-# With eight lanes, keeping them apart still needs fewer instructions than a part for each group.
-# With four it needs more, because there loads, conversions and FMAs are most of the work, and a sum
-# across four lanes is short. In the last column a group's registers are added up first, and only
-# their sum is multiplied by the scale: that needs fewer at every length. (These are the instructions of x86, the
-# family of Intel and AMD: one widens bytes as it loads them, and an FMA may read its input from memory. NEON, ARM's
-# instructions for four lanes, does neither, so on ARM each count of the last line is about 200 higher.
-# The order stays, and the ratios are nearer to 1.)
+# With eight lanes, keeping them apart still needs fewer instructions than a part for each group. With
+# four it needs more, because there loads, conversions and FMAs are most of the work, and a sum across
+# four lanes is short. In the last column a group's registers are added up first, and only their sum is
+# multiplied by the scale: that needs fewer at every length (with sixteen lanes 3 · 36 + 18 scales to
+# spread + 18 FMAs + 8 = 152). (These are the instructions of x86, the family of Intel and AMD: one widens
+# bytes as it loads them, and an FMA may read its input from memory. NEON, ARM's instructions for four
+# lanes, does neither, so on ARM each count of the last line is about 200 higher. The order stays, and the
+# ratios are nearer to 1.)
 
 
 # %%
@@ -837,11 +838,13 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # For each group it starts at $-128 \sum p$ (`start` in the code), adds up eight words of byte products,
 # and multiplies the sixteen integers by sixteen scales and the input's one.
 #
-# `tokens` is a tuple; only its length counts, and the compiler knows it. It says how many rows of
-# inputs are computed at once, each with sums of its own. Here it is 1; the next section uses more.
-# A *tile* here and below is one register for each token, and a call such as
+# `tokens` is a tuple; only its length counts, and the compiler knows it. It says how many rows of inputs
+# are computed at once, each with sums of its own. Here it is 1; the next section uses more. A *tile* here
+# and below is one register for each token, and a call such as
 # `add_byte_dots(dots, weights, inputs, place, apart)` takes the four input bytes of token $t$ from
-# `inputs[place + t * apart]`: tokens lie one after the other, `groups * 8` words and `groups` scales each.
+# `inputs[place + t * apart]`: tokens lie one after the other, `groups * 8` words and `groups` scales
+# each. (`spread_numbers` and `add_scaled` take a token's numbers in the same way; the latter adds the
+# dots times the lanes' scales times the token's.)
 #
 # To learn what the *layout* brings, compare it with a kernel that differs in nothing else. So
 # `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix by
@@ -975,14 +978,15 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 # bytes. (The 128 also count the start of the threads 128 times, a few µs each. So a loop can wait for memory
 # more than this shows.)
 #
-# The first two lines under *times as fast* compare *lanes kept apart* with two slower loops. Against *a
-# part for each group* it saves the slow copy, if that ran, and the sums across lanes. Against *the same,
-# size unknown*, which uses lanes too, it saves the sums and the costs of short loops, and pays for
-# spreading and multiplying by the scales. In the third line floats become integers. That saves
-# instructions, which counts in a cache; from memory it may gain nothing, or lose. The last line is what
-# panels bring: the layout and nothing else. From memory that is next to nothing where the loop by rows
-# reaches the line as well. In a cache it is a part of what the layout saves in instructions, and these
-# become the limit when there are several tokens.
+# The first two lines under *times as fast* compare *lanes kept apart* with two other loops (with four
+# lanes it needs more instructions than they, so there it may be the slower one). Against *a part for each
+# group* it saves the slow copy, if that ran, and the sums across lanes. Against *the same, size unknown*,
+# which uses lanes too, it saves the sums and the costs of short loops, and pays for spreading and
+# multiplying by the scales. In the third line floats become integers. That saves instructions, which
+# counts in a cache; from memory it may gain nothing, or lose. The last line is what panels bring: the
+# layout and nothing else. From memory that is next to nothing where the loop by rows reaches the line as
+# well. In a cache it is a part of what the layout saves in instructions, and these become the limit when
+# there are several tokens.
 #
 # <details><summary>Why loops that wait for memory differ, and why the gain in a cache is only a part</summary>
 #
@@ -994,9 +998,10 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #   sum's 268 MB. So the sum of the first cell need not be the longest bar.
 # - Compare the bars with each other, and not with other cells' times, which were taken at other moments,
 #   one loop at a time.
-# - With AVX-512 panels need about 28 instructions per row and the loop by rows about 90. In a cache panels
-#   gain less than that, because calling the function from Python and starting its threads take a few µs of
-#   each, and because they may come near what the L2 cache (figure 34.1) delivers.
+# - With AVX-512 panels need about 28 instructions per row (about 25 for each of 18 groups, shared by 16
+#   rows), and the loop by rows about 90 (about 10 for each of 9 registers). In a cache panels gain less
+#   than that, because calling the function from Python and starting its threads take a few µs of each,
+#   and because they may come near what the L2 cache (figure 34.1) delivers.
 # - Real programs report gains of this kind, though their kernels for prompts also multiply several tokens
 #   by each load, as the next section does. With 6-bit weights in panels (it says
 #   *interleaved rows*), llama.cpp on two ARM

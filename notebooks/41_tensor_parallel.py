@@ -377,12 +377,12 @@ for num_ranks in (8, 16):
 task(41, "fused_rows")
 
 # %% [markdown]
-# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
-# three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
-# outputs, but only the inputs that its three heads give. Heads and units must be divided evenly, so
-# only a few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple
-# of them.) The price in memory is small: norms are on every rank. And where there are more ranks than KV
-# heads, each KV head is on several ranks.
+# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are three
+# heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all outputs, but
+# only the inputs that its three heads give. Heads and units must be divided evenly, so only a few numbers
+# of ranks are possible. (A rank needs the KV heads that its query heads read. So for KV heads, the number
+# of ranks must divide them or be a multiple of them.) The price in memory is small: norms are on every
+# rank. And where there are more ranks than KV heads, each KV head is on several ranks.
 #
 # ## Your turn: two matrices in one tensor
 #
@@ -483,11 +483,11 @@ picture(
 # zeros. The all-gather at the end puts the [logits](../docs/glossary.md#logits) side by side, for rank
 # 0 to sample from.
 #
-# A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce
-# ends only after the slowest rank has come. The solid end of a bar is as long as the shortest message
-# of its kind in this step, so moving the numbers takes no more than that. The pale part is waiting.
-# (A kind with a single message, like the all-gather, shows no pale part, however long it waited.)
-# Where there are fewer cores than ranks, the ranks also take turns on the same cores.
+# A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce ends
+# only after the slowest rank has come. The solid end of a bar is as long as the shortest message of its
+# kind in this step. All-reduces have one size, so moving their numbers takes no more than that, and the
+# pale part is waiting. (A kind with a single message, like the all-gather, shows no pale part, however
+# long it waited.) Where there are fewer cores than ranks, the ranks also take turns on the same cores.
 #
 # ## What a message costs
 #
@@ -532,10 +532,11 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
 # possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
 # Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line:
-# 1 would be on it. If 4 MB take clearly longer than the line says, their bandwidth is lower than the
-# printed one: from 1 MB to 4 MB the bytes grow 4 times, and the time *beyond the latency* grows more (the
-# last line of the first block). Then no single pair of numbers fits all sizes. (A likely reason: larger
-# tensors fit less well into the processor's caches.) In some runs the small sizes scatter more. This
+# 1 would be on it. From 1 MB to 4 MB the bytes grow 4 times, and so does the time *beyond the latency* if
+# the bandwidth stays the same (the last line of the first block). If 4 MB take clearly longer than the
+# line says, and that last line is clearly above 4, then the bandwidth falls for large tensors, and no
+# single pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the
+# processor's caches.) Near 1 and near 4, the line fits. In some runs the small sizes scatter more. This
 # chapter uses the line only for the messages of a decode step. They have 2.3 kB and cost their latency,
 # whatever the bandwidth is.
 #
@@ -586,7 +587,6 @@ my_ring = check(41, ring_all_reduce=ring_all_reduce)
 made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 4, ring=my_ring)
 assert made == answer.token_ids[:4]
 print("three threads, each of which sends to the next one only:", whole.tokenizer.decode(made))
-task(41, "choose_all_reduce")
 
 # %% [markdown]
 # The model of the three threads took every all-reduce through `my_ring`: yours if it passed its check,
@@ -629,6 +629,9 @@ task(41, "choose_all_reduce")
 # three, while ranks 1, 3, 5 and 7 work in two turns only. So the bytes take the time of 1.75 tensors in
 # the ring, and of 6 in the tree, one for each turn.
 
+# %%
+task(41, "choose_all_reduce")
+
 
 # %%
 # exercise: minigen_course.ch41_tensor_parallel.lesson.choose_all_reduce
@@ -644,15 +647,15 @@ def choose_all_reduce(
 
 
 # %% [markdown]
-# The table below compares four connections, for a token of Llama-3-70B (16 kB) and for a prompt of
-# 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over InfiniBand and Ethernet: eight
-# machines with a card each). **NVLink** is NVIDIA's direct connection between its cards, here of its
-# fourth generation; its switch, the **NVSwitch**, connects any two cards of a machine. **PCIe** is
-# the bus by which cards are plugged into a machine, here of its fifth generation, with 16 lanes (x16: each
-# lane has wires of its own in both directions). **Ethernet** connects machines, and **InfiniBand**
-# is a faster network for the machines of a data centre. What is connected to what, and how fast, is
-# called the **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight
-# cards.
+# The table below compares four connections, for a token of Llama-3-70B (16 kB) and for a prompt of 2,048
+# tokens (34 MB) on 8 ranks, each with a link of its own (over InfiniBand and Ethernet: eight machines
+# with a card each). **NVLink** is NVIDIA's direct connection between its cards, here of its fourth
+# generation; its switch, the **NVSwitch**, connects any two cards of a machine. **PCIe** is the bus by
+# which cards are plugged into a machine, here of its fifth generation, with 16 lanes (x16: each lane has
+# wires of its own in both directions). **Ethernet** connects machines, and **InfiniBand** is a network
+# made for data centres. (Ethernet comes as fast as our InfiniBand, too; ours here is a slow one.) What is
+# connected to what, and how fast, is called the **topology**. One machine of a cluster is a **node**. The
+# picture shows two nodes of eight cards.
 
 # %%
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
@@ -699,9 +702,9 @@ for name, link in LINKS.items():
 # | Ethernet | 2.7 and more (any network) | 30 | the same 44 or more | 212 to 429 |
 #
 # Our times for NVLink lie around those of NCCL's plan. Our times for PCIe are too long for cards that use
-# LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a message over TCP,
-# the usual protocol of networks, passes the operating systems of two machines. Nothing here was measured on
-# such links.
+# LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a message over
+# TCP, the usual protocol of networks, passes the operating systems of two machines. (Ethernet cards with
+# RoCE write like InfiniBand's.) Nothing here was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -790,9 +793,9 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # with the kernels of chapters 31 to 33. The plan is the same table, and a step has the same sums. Nothing
 # in this section was run on several GPUs: none were at hand. What did run is the same code of a rank in
 # Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three ranks on the first four
-# layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three ranks.
-# What you read about NCCL and links comes from NVIDIA's documents. Four things differ from the ranks on
-# CPUs.
+# layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three
+# ranks. What you read about NCCL and links comes from NVIDIA's documents. Three things differ from the
+# ranks on CPUs; a fourth, CUDA graphs, follows the next cell.
 #
 # **What carries the sums.** [**NCCL**](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html)
 # is NVIDIA's library of collectives. When the ranks connect, they tell each other where their GPUs are, and
@@ -1400,7 +1403,8 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # requests until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step
 # 10, and that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has
 # one block more: a block holds 4 tokens here, so the 13 tokens of request 1 need 4 blocks and the 9 of
-# request 2 need 3, and rank 0 has only 6. (An empty place is a request that is done, as request 0 after
+# request 2 need 3, and rank 0 has only 6. (Requests return in order, so request 3, for which 2 blocks
+# would be enough, waits behind request 2.) (An empty place is a request that is done, as request 0 after
 # its 12 tokens, or preempted. One that returns computes all again: request 1 its prompt of 3 and its 10
 # tokens.) Now their messages have different sizes. In this simulation both wait for ever; a real library
 # may also stop with an error.

@@ -281,7 +281,7 @@ picture(
 
 # %% [markdown]
 # Read the picture from left to right. In the upper row one bar reaches from the first
-# look to the end of the answer: the look came just after the question, and waited. In the lower row
+# look to the end of the answer: the look came 0.05 s after the question, and waited for the rest. In the lower row
 # the bars are short: the loop answers while another thread computes. They are still longer than on
 # an idle server, if both threads need the same cores or the GIL. (The answer itself takes longer in
 # the lower row: the looks, and the client that makes them in this process, share the cores and the
@@ -304,7 +304,7 @@ picture(
 #
 # The engine gets a thread of its own, which steps as long as there is work
 # ([`EngineThread`](../docs/glossary.md#engine-thread), chapter 25). The event loop keeps another
-# thread. The two exchange data through queues, in which neither waits for the other:
+# thread. The two exchange data through queues; to put something in, neither waits for the other:
 #
 # - The loop puts commands into the engine's queue: "add this request", "abort that one"
 #   (`dispatcher.submit` and `dispatcher.abort` below: the thread's `dispatcher` holds both queues). The
@@ -369,7 +369,7 @@ print(*pieces, sep="\n")
 # | layer | its part of a request | where you met it |
 # |---|---|---|
 # | L6 client | asks, reads events, tries again | OpenAI's client, below |
-# | **L5 gateway** | **HTTP, JSON, API keys, limits, time-outs, disconnects** | **this chapter** |
+# | **L5 gateway** | **HTTP, JSON, [API keys](../docs/glossary.md#api-key), limits, time-outs, disconnects** | **this chapter** |
 # | L4 routing and batching | which requests run together, and on which engine | 24 (and 52) |
 # | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 23, 25, 35, 36, 41, 42 |
 # | L2 runtime | files, formats, packages | 11 |
@@ -401,10 +401,11 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 #
 # ## What goes over the wire
 #
-# HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events
-# say where one piece of news ends. [The
-# standard](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text,
-# each with a name, a colon and a value, and an empty line at the end of each event. OpenAI's chat API
+# HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events say
+# where one piece of news ends. [The
+# standard](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text, each
+# with a name, a colon and a value, and an empty line at the end of each event. (A line that begins with
+# the colon is a comment, which readers skip.) OpenAI's chat API
 # ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses only the name `data`
 # (its newer Responses API also names each event, in a line `event:`), and puts a **chunk** into it: an
 # object in JSON.
@@ -447,8 +448,9 @@ print(raw.decode())
 #
 # ## Your turn: read the wire
 #
-# A client has to do the reverse. The network cuts the bytes where it likes: in an event, in a line,
-# in a character. An example by hand, with three pieces:
+# A client has to do the reverse. The network cuts the bytes where it likes: in an event, in a line, in a
+# character. An example by hand, with three pieces. (⏎ is a line feed. A space after the colon does not
+# count, and the values of an event's `data` lines are joined by a line feed.)
 #
 # | piece that arrives | whole lines in it | kept for later | event |
 # |---|---|---|---|
@@ -962,7 +964,7 @@ reveal(51, BoundedQueue=MyQueue)
 # speaks this API, because many local tools do. (It also speaks Anthropic's `/v1/messages` and
 # OpenAI's newer `/v1/responses`: the same engine and the same queues, with another writer of
 # events.) In the cell, `ModelHost` has a function for each model, which loads it, and `create_service` makes
-# the server's app. `/api/ps` lists the loaded models, each with Ollama's tag `latest`.
+# the server's app. `/api/ps` lists the loaded models, each with Ollama's tag `latest` (a version, after a colon).
 #
 # Predict: how many times the warm time to first token is the cold one, for this small model, from a
 # file that the operating system may still hold in memory?
@@ -999,13 +1001,12 @@ print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
 # %% [markdown]
-# The last line itself says where the time went (`load_duration`; minigen's has the first, trial
-# answer after a load in it, too). (The warm request
-# also finds its prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70
-# billion parameters in 4 bits the cold time is at least the size of its weights divided by the
-# speed of the disk (chapter 11): 35 GB of codes and some 5 GB of scales (chapter 35) at 2 GB/s are
-# 20 seconds before the first token. So servers for many users load eagerly and stay warm, and a
-# laptop with several models lets idle ones go.
+# The last line itself says where the time went (`load_duration`; minigen's has the two short trial
+# answers after a load in it, too). (The warm request also finds its prompt in the prefix cache, which
+# saves a few milliseconds here.) For a model of 70 billion parameters in 4 bits the cold time is at least
+# the size of its weights divided by the speed of the disk (chapter 11): 35 GB of codes and some 5 GB of
+# scales (chapter 35) at 2 GB/s are 20 seconds before the first token. So servers for many users load
+# eagerly and stay warm, and a laptop with several models lets idle ones go.
 #
 # ## Your scheduler, behind the same API
 #
@@ -1240,14 +1241,13 @@ verdicts(
 #   retries, and prefers the engine that has the beginning of a prompt in its [prefix
 #   cache](../docs/glossary.md#prefix-caching).
 #
-# **gRPC** is another way to call a program over the network. Messages are binary, with fields that
-# both sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many calls share
-# one connection and both sides can stream. Such messages are smaller and faster to read than JSON,
-# but a web page cannot send them without a translator. So
-# [gRPC](https://grpc.io/docs/what-is-grpc/introduction/) is mostly found inside: TGI's router calls
-# its model servers by gRPC, SGLang's server can speak it (`--smg-grpc-mode`, before version 0.5.16
-# `--grpc-mode`), and Triton Inference Server offers it beside HTTP. Clients outside get HTTP and
-# JSON.
+# **gRPC** is another way to call a program over the network. Messages are binary, with fields that both
+# sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many calls share one
+# connection and both sides can stream. Such messages are smaller and faster to read than JSON, but a web
+# page cannot send them without a translator. So [gRPC](https://grpc.io/docs/what-is-grpc/introduction/)
+# is mostly found inside: TGI's router calls its model servers by gRPC, SGLang's server can speak it
+# beside HTTP (`--grpc-port`), and Triton Inference Server offers it beside HTTP. Clients outside get HTTP
+# and JSON.
 #
 # **OpenTelemetry** is a common format for what programs report about themselves. Its *trace*
 # follows one request through several programs: each part of the way is a *span* with a name, a

@@ -120,7 +120,7 @@ chapter_map("serving", "scheduler")
 guess_longest = predict("The longest wait is how many times the shortest?", None, within=2)
 
 # %%
-short = [Planned(at, draw_words(12, rng), 24) for at in constant(8, 16)]
+short = [Planned(at, draw_words(12, rng), 24) for at in constant(8, 16)]  # 16, at 8 per second
 everybody = sorted([*short, Planned(0.4, draw_words(1500, rng), 24)], key=lambda each: each.at)
 with llm.record() as recorder:
     outcomes = put_load(server.url, everybody)
@@ -138,13 +138,14 @@ picture(
 
 # %% [markdown]
 # The picture is drawn from the engine's own events. Each bar is a request, and the number of its prompt's
-# tokens stands at its left. Pink is the wait for the step that was running when the request came: the engine
-# takes requests in between two steps. Grey is the time in the queue, until the request first ran. Amber is
-# [prefill](../docs/glossary.md#prefill), until its first token. Blue is [decode](../docs/glossary.md#decode),
-# until its last token. Requests that were already running had to wait for the long text between two of their
-# words. Those that came while it was computed waited for that step to end (pink), and most then for a slot
-# (grey). (The **median**, p50, is the wait in the middle: 8 of the 17 are shorter.) The printed times begin
-# when a request was to be sent, the bars a few milliseconds later, when it reached the server.
+# tokens stands at its left. Pink is the wait for the step that was running when the request came: the
+# engine takes requests in between two steps. Grey is the time in the queue, until the request first ran.
+# Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
+# [decode](../docs/glossary.md#decode), until its last token. A request that was already running (the
+# fourth bar, in our run) had to wait for the long text between two of its words. Those that came while it
+# was computed waited for that step to end (pink), and most then for a slot (grey). (The **median**, p50,
+# is the wait in the middle: 8 of the 17 are shorter.) The printed times begin when a request was to be
+# sent, the bars a few milliseconds later, when it reached the server.
 #
 # ## Four latencies
 #
@@ -741,13 +742,14 @@ draw.dashboard(
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; nearly all of its
 # flags stay hidden. Ask of each sign: is it at its limit, and is it the reason?
 #
-# - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait although
-#   fewer run, something else holds them up: the blocks (no room for the next prompt), prompts that are computed
-#   one after the other (the arithmetic, or the token budget), or a scheduler that does not refill slots (the
-#   answer is `nothing`). The number of slots is not among the signs below. But if blocks and arithmetic are
-#   free, compare *the same while others wait* with *running, at most*: near it, the slots were full; far below it,
-#   they were not. (Full blocks hold the number of running requests as steady as full slots do. And gauges are
-#   read after each step: who comes during a step, and is taken up right after it, is in no reading of *waiting*.)
+# - **Batch slots** are full if *running* stays at their number while requests wait. If requests wait
+#   although fewer run, something else holds them up: the blocks (no room for the next prompt), prompts
+#   that are computed one after the other (the arithmetic, or the token budget), or a scheduler that does
+#   not refill slots (the answer is `nothing`). The number of slots is not among the signs below. But if
+#   blocks and arithmetic are free, compare *the same while others wait* with *running, at most*: near it
+#   (within a few percent), the slots were full; far below it (as half), they were not. (Full blocks hold
+#   the number of running requests as steady as full slots do. And gauges are read after each step: who
+#   comes during a step, and is taken up right after it, is in no reading of *waiting*.)
 # - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
 #   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
 #   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
@@ -813,7 +815,7 @@ for num_blocks in (90, 100, 250):
 # front of free batch slots: a prompt enters only if there are blocks for all of it.
 #
 # The last lines show the second sign without the first. Each request has a prompt of 470 tokens and an
-# answer of 10, so it needs 30 blocks from its first step to its last, and none is ever preempted. There
+# answer of 10, so it starts only if 30 blocks are free, never needs more, and none is ever preempted. There
 # are 64 batch slots. With 90 blocks only three requests run at once, and the others wait; an alert on
 # preemptions would be silent. With 100 blocks it is the same, and the cache is never more than 90 % full,
 # because the last ten blocks are too few for a prompt. With 250 it is fuller than that, and all is well.

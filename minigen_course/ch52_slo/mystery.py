@@ -187,7 +187,7 @@ def mystery(*seeds: int) -> None:
     for name in columns[0]:
         print(f"  {name:<28}" + "".join(f"{column[name]:>11}" for column in columns))
     print("\nThe signs are of all keys together; a refused request keeps no objective.")
-    print(f"Knobs: {', '.join(FLAGS)}.")
+    print(f"Knobs: {', '.join(FLAGS)} (the cache: int8).")
 
 
 def try_knob(seed: int, knob: str) -> None:

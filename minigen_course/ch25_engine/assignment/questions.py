@@ -186,8 +186,8 @@ WRITTEN = {
         "token? Why is a token delivered only after `commit`?",
         "A chunk gives a token only if it reaches the end of what is known of its sequence. "
         "`commit` counts the chunk as computed and appends the new token, so afterwards the same "
-        "question has another answer. A chunk from the middle of a prompt gives no token, but its "
-        "keys and values are stored; if it were not committed, it would not count as computed, "
+        "question can have another answer. A chunk from the middle of a prompt gives no token, but "
+        "its keys and values are stored; if it were not committed, it would not count as computed, "
         "and the next step would compute the same positions again, for ever. `commit` also sets "
         "`finish_reason`: delivered earlier, the last token would not say that the answer is "
         "complete.",
