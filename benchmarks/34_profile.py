@@ -22,14 +22,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from minigen import LLM
 from minigen.hardware import torch_threads
+from minigen.kernels.cpu.arrays.step_arrays import num_phases
 from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import kernel
-from minigen.kernels.cpu.step import num_phases
-from minigen.kernels.cpu.thread_pool import join_step, leave_step, team_of
+from minigen.kernels.cpu.team import team_of
+from minigen.kernels.cpu.thread_pool import join_step, leave_step
 from minigen.kv_cache.paged import attend_paged
 from minigen.sequence import ScheduledChunk
 

@@ -23,8 +23,8 @@ from step_timing import Probe
 
 from benchmarks.peers.processor import PRETENDED, Processor
 from minigen import LLM
+from minigen.kernels.cpu.amx.scratch import instructions
 from minigen.kernels.cpu.compile import compile_step
-from minigen.kernels.cpu.dots import instructions
 
 ROUNDS = 7
 

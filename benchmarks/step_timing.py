@@ -23,18 +23,15 @@ from step_cost import (
     predicted_seconds,
 )
 
-from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
-from minigen.kernels.cpu.linear import multiply, product_scratch
+from minigen.kernels.cpu.arrays.inputs import quantized, rounded
+from minigen.kernels.cpu.arrays.step_arrays import product_scratch
+from minigen.kernels.cpu.elementwise import prepare
+from minigen.kernels.cpu.linear import multiply
 from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.simd import kernel
-from minigen.kernels.cpu.thread_pool import (
-    join_step,
-    leave_step,
-    one_at_a_time,
-    pool_of_one,
-    team_of,
-)
+from minigen.kernels.cpu.team import one_at_a_time, pool_of_one, team_of
+from minigen.kernels.cpu.thread_pool import join_step, leave_step
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams

@@ -70,7 +70,7 @@ from numba import njit, prange
 
 from minigen import SamplingParams, hub
 from minigen.checkpoint.gguf import read_gguf
-from minigen.kernels.cpu.simd import target_features
+from minigen.kernels.cpu.simd import compiled_features
 from minigen_course import (
     NOT_TESTED,
     Claim,
@@ -238,7 +238,7 @@ picture(
     "cache lines, and computing happens in registers only.",
     number="34.1",
 )
-parts = lesson.processor_parts(target_features().split(","), platform.machine())
+parts = lesson.processor_parts(compiled_features().split(","), platform.machine())
 for name, each in {"hardware threads that the system shows": str(os.cpu_count()), **parts}.items():
     print(f"{name}: ⟨{each}⟩")
 rates = {}
@@ -1241,7 +1241,7 @@ def multiply_codes(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
 
 
 # %%
-from minigen.kernels.cpu.linear import panel_linear
+from minigen.kernels.panel_linear import panel_linear
 from minigen_course.ch34_cpu_kernels.reference import byte_rows
 
 my_product = check(34, multiply_codes=multiply_codes)
@@ -1344,15 +1344,8 @@ explore(
 
 # %%
 from minigen.kernels.cpu.step import run_layers
-from minigen.kernels.cpu.thread_pool import (
-    LINE,
-    barrier,
-    join_step,
-    leave_step,
-    next_phase,
-    take,
-    team_of,
-)
+from minigen.kernels.cpu.team import LINE, team_of
+from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 
 show(run_layers)
 

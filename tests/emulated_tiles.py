@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.amx import tiles
+from minigen.kernels.cpu.amx import scratch, tiles
 from minigen.kernels.cpu.simd import address
 
-WORDS_OF_TILE = tiles.ROWS * 16
+WORDS_OF_TILE = scratch.ROWS * 16
 _MEMORY = (ctypes.c_int32 * (tiles.NUM_TILES * WORDS_OF_TILE))()
 _I64 = ir.IntType(64)
 
@@ -78,7 +78,7 @@ def _moves(loads: bool) -> Any:
     @njit
     def all_words(tile, array, index, stride):  # type: ignore[no-untyped-def]
         per_word = 4 // array.itemsize
-        for row in range(tiles.ROWS):
+        for row in range(scratch.ROWS):
             for word in range(16):
                 at = tile * WORDS_OF_TILE + row * 16 + word
                 move(array, index + row * stride + word * per_word, at)
@@ -95,7 +95,7 @@ def _zero(tile):  # type: ignore[no-untyped-def]
 @njit
 def _bfloat_dots(total, left, right):  # type: ignore[no-untyped-def]
     """Even and odd columns are added up apart, each product and sum rounded once."""
-    for row in range(tiles.ROWS):
+    for row in range(scratch.ROWS):
         for column in range(16):
             even = odd = np.float32(0.0)
             for word in range(16):
@@ -118,7 +118,8 @@ def _release():  # type: ignore[no-untyped-def]
 
 def install() -> None:
     """Let kernels that are imported from now on use these tiles."""
+    scratch.USE_TILES = True
     changed = tiles.__dict__
-    changed |= {"USE_TILES": True, "configure": _configure, "release": _release}
+    changed |= {"configure": _configure, "release": _release}
     changed |= {"tile_zero": _zero, "tile_load": _moves(True), "tile_store": _moves(False)}
     changed |= {"tile_bfloat_dots": _bfloat_dots}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
-from minigen.kernels.cpu.linear import PanelLinear, panel_linear
+from minigen.kernels.panel_linear import PanelLinear, panel_linear
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear
 from minigen.protocols import Linear

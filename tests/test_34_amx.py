@@ -15,10 +15,10 @@ pytest.importorskip("numba")
 from numba import njit
 
 from minigen.checkpoint.safetensors import StoredTensor
-from minigen.kernels.cpu.amx import tiles
-from minigen.kernels.cpu.amx.products import BLOCK, FEWEST_OF_CODES4, FEWEST_OF_CODES8
+from minigen.kernels.cpu.amx import scratch
+from minigen.kernels.cpu.amx.products import FEWEST_OF_CODES4, FEWEST_OF_CODES8
+from minigen.kernels.cpu.amx.scratch import BLOCK, USE_TILES
 from minigen.kernels.cpu.amx.tiles import (
-    USE_TILES,
     configuration,
     configure,
     release,
@@ -28,11 +28,13 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
-from minigen.kernels.cpu.dots import FEATURES
-from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
-from minigen.kernels.cpu.linear import multiply, multiply_and_gate, product_scratch
+from minigen.kernels.cpu.arrays.inputs import quantized, rounded
+from minigen.kernels.cpu.arrays.step_arrays import product_scratch
+from minigen.kernels.cpu.elementwise import prepare
+from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.packed_weights import PackedWeights, pack_layers
-from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.cpu.simd import FEATURES
+from minigen.kernels.cpu.team import pool_of_one
 from minigen.kernels.jit.code_cache import fingerprint
 from tests.processes import said_by
 from tools.chapters import ROOT
@@ -234,9 +236,9 @@ class _Refusing:
 
 
 def test_a_refused_permission_means_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles.ctypes, "CDLL", lambda name: _Refusing())
-    monkeypatch.setattr(tiles, "permitted", tiles.permitted.__wrapped__)
-    assert not tiles.has_tiles()
+    monkeypatch.setattr(scratch.ctypes, "CDLL", lambda name: _Refusing())
+    monkeypatch.setattr(scratch, "permitted", scratch.permitted.__wrapped__)
+    assert not scratch.has_tiles()
 
 
 _REFUSED = """
@@ -248,7 +250,7 @@ class Refusing:
     def syscall(self, *_): return -1
 if REFUSE:
     ctypes.CDLL = Refusing
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.amx.scratch import USE_TILES
 ctypes.CDLL = library
 from minigen.kernels.jit.code_cache import fingerprint
 from tests.test_34_amx import digest

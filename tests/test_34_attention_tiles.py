@@ -9,7 +9,7 @@ from jaxtyping import Float32, UInt16
 from numba import njit
 
 from minigen.kernels.cpu.amx import kv_tiles
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.amx.scratch import USE_TILES
 from minigen.kernels.cpu.attention import Rows, score
 from minigen.kernels.cpu.kv import bf16
 from minigen.kernels.cpu.kv.layout import (
@@ -20,9 +20,9 @@ from minigen.kernels.cpu.kv.layout import (
     Scratch,
     Shape,
     make_scratch,
-    tile_start,
     words_of_tile,
 )
+from minigen.kernels.cpu.kv.tile_index import tile_start
 from minigen.kernels.cpu.register_tiles import ONE
 
 pytestmark = pytest.mark.skipif(not USE_TILES, reason="this processor or system has no AMX tiles")

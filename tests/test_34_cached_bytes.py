@@ -31,7 +31,7 @@ from minigen.kernels.cpu.kv.layout import (
     words_of_tile,
 )
 from minigen.kernels.cpu.runner import EVERYTHING
-from minigen.kernels.cpu.thread_pool import pool_of_one
+from minigen.kernels.cpu.team import pool_of_one
 from minigen.kernels.jit import code_cache
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.kv_cache.quantized import QuantizedKVPool

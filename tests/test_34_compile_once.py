@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
@@ -31,6 +32,7 @@ from minigen.hub import Progress
 from minigen.kernels.cpu import compile as compile_module
 from minigen.kernels.jit import code_cache, compile_process
 from minigen.kernels.jit.compile_once import Kernels, compile_once
+from minigen.kernels.jit.machine_code import CompiledFunction, Flat
 from tests.tiny import save_model, save_tokenizer
 from tests.waiting import wait_until
 
@@ -338,7 +340,7 @@ def test_another_version_or_processor_has_other_machine_code(
     if changed == "package":
         monkeypatch.setattr(code_cache, "version", lambda package: "99.9")
     elif changed == "processor":
-        monkeypatch.setattr(code_cache, "get_host_cpu_name", lambda: "z80")
+        monkeypatch.setattr(code_cache, "cpu_name", lambda: "z80")
     else:
         changed_file = tmp_path / "step.py" if changed == "source" else beside
         changed_file.write_text("two", "utf-8")
@@ -400,47 +402,88 @@ def test_only_the_outermost_function_gets_machine_code() -> None:
 
 
 _STORED = """
+import sys
 import numpy as np
-from numba import njit
-from numba.core import codegen
-from minigen.kernels.jit.code_cache import cached_njit
+from minigen.kernels.jit.machine_code import CompiledFunction
 
-read, parse = [], codegen.ll.parse_bitcode
-def counted(bitcode):
-    read.append(parse(bitcode))
-    return read[-1]
-codegen.ll.parse_bitcode = counted
-
-def total(numbers):
-    found = 0.0
+fast = CompiledFunction("functions", "total")
+numbers, found = np.arange(4.0), np.zeros(1)
+fast(numbers, found)
+print(found[0], "numba" in sys.modules)
+"""
+_TOTAL = """
+def total(numbers, found):
     for number in numbers:
-        found += number
-    return found
-
-fast = cached_njit(total, counts_references=False)
-assert fast(np.arange(4.0)) == 6.0
-hits = sum(fast.stats.cache_hits.values())
-print(hits, sum(len(list(module.functions)) for module in read))
-
-if hits:
-    @njit
-    def calls_it(numbers):
-        return fast(numbers) + 1.0
-    try:
-        calls_it(np.arange(4.0))
-    except RuntimeError:
-        pass
-    else:
-        raise AssertionError("there is no code to link")
+        found[0] += number
 """
 
 
-def test_a_stored_function_is_read_as_machine_code_alone(tmp_path: Path) -> None:
+def test_stored_machine_code_runs_without_the_compiler(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_STORED, "utf-8")
+    (tmp_path / "functions.py").write_text(_TOTAL, "utf-8")
     home = {"MINIGEN_HOME": str(tmp_path / "home")}
-    assert run_python(str(program), **home).split()[0] == "0", "it is compiled"
-    assert run_python(str(program), **home).split() == ["1", "0"], "found, and no function parsed"
+    assert run_python(str(program), **home).split() == ["6.0", "True"], "it is compiled"
+    (code,) = (tmp_path / "home").rglob("functions.total-*.code")
+    whole = code.read_bytes()
+    assert run_python(str(program), **home).split() == ["6.0", "False"], "it is found"
+    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        code.write_bytes(damaged)
+        assert run_python(str(program), **home).split() == ["6.0", "True"], "it is compiled again"
+        assert len(code.read_bytes()) > 1000, "and stored again"
+
+
+class _Pair(NamedTuple):
+    left: np.ndarray
+    right: Any
+
+
+def every_type(numbers: Any, pair: Any, whole: Any, yes: Any, half: Any, third: Any) -> None:
+    """What a compiled function reads, written to `numbers`; it is compiled, and called as it is."""
+    numbers[0] = pair.left[1, 2] + pair.right[0].left[3]
+    numbers[1] = pair.right[1] + whole
+    numbers[2] = half if yes else third
+    numbers[3] = pair.left.shape[0] * 10 + pair.left.shape[1]
+
+
+def test_a_compiled_function_reads_numbers_and_arrays_of_every_kind() -> None:
+    def arguments() -> list[Any]:
+        left = np.arange(6, dtype=np.int32).reshape(2, 3)
+        inner = _Pair(np.arange(4, dtype=np.uint16), 0.5)
+        return [_Pair(left, (inner, -7)), 2**40, False, np.float32(0.1), 0.2]
+
+    compiled = CompiledFunction("tests.test_34_compile_once", "every_type")
+    found, expected = np.zeros(4), np.zeros(4)
+    compiled(found, *arguments())
+    every_type(expected, *arguments())
+    np.testing.assert_array_equal(found, expected)
+    kept = Flat(*arguments())
+    again = np.zeros(4)
+    compiled(again, kept)
+    np.testing.assert_array_equal(again, expected)
+    read_only = np.ones(4)
+    read_only.setflags(write=False)
+    assert Flat(read_only).layout == Flat(np.ones(4)).layout, "one machine code for both"
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [(np.zeros((4, 4))[:, 1], "contiguous arrays"), ("text", "not str"), (None, "not NoneType")],
+)
+def test_a_compiled_function_refuses_what_it_cannot_read(argument: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Flat(argument)
+
+
+def divide(numbers: Any, divisor: Any) -> None:
+    numbers[0] = 1 // divisor
+
+
+def test_an_exception_in_machine_code_is_one_in_python() -> None:
+    compiled = CompiledFunction("tests.test_34_compile_once", "divide")
+    compiled(np.zeros(1), 1)
+    with pytest.raises(RuntimeError, match="divide raised an exception"):
+        compiled(np.zeros(1), 0)
 
 
 def run_python(*arguments: str, **variables: str) -> str:

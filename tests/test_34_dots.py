@@ -16,8 +16,8 @@ from numba import njit, typeof
 
 from minigen import hardware
 from minigen.kernels.cpu import dots, simd
+from minigen.kernels.cpu.arrays.inputs import quantized, rounded
 from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
-from minigen.kernels.cpu.elementwise import quantized, rounded
 from minigen.kernels.cpu.microkernels import AHEAD_EIGHT, AHEAD_FOUR, ONLY_FOUR, product_tile
 from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
 from minigen.kernels.cpu.register_tiles import (
@@ -272,7 +272,7 @@ def test_tiles_that_look_ahead_prefetch_and_others_do_not(
     ],
 )
 def test_a_pretended_processor_uses_its_own_instructions(features: str, name: str) -> None:
-    code = "from minigen.kernels.cpu.dots import instructions; print(instructions())"
+    code = "from minigen.kernels.cpu.amx.scratch import instructions; print(instructions())"
     said = said_by(code, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)
     assert said == name
 
@@ -284,7 +284,7 @@ from minigen import hardware
 hardware.arm_features = lambda: frozenset({"widekl"})
 from minigen.kernels.cpu import step
 from numba.core.registry import cpu_target
-from minigen.kernels.cpu.dots import FEATURES
+from minigen.kernels.cpu.simd import FEATURES
 print("widekl" in FEATURES, cpu_target.target_context.codegen()._tm_features.endswith("+widekl"))
 """
     assert said_by(code) == "True True"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from minigen.checkpoint.safetensors import StoredTensor
+from minigen.kernels.cpu.arrays.aligned import CACHE_LINE, zeros
 from minigen.kernels.cpu.packed_weights import PACKERS, pack_layers, pack_rows, pack_weight
-from minigen.kernels.cpu.simd import CACHE_LINE, zeros
 
 FORMS = ["int4", "int8", "bfloat16"]
 NUM_LAYERS, ROWS, COLUMNS = 160, 64, 256  # large enough that a second copy would be noticed

@@ -17,7 +17,6 @@ pytest.importorskip("numba")
 from numba import njit
 
 from minigen.kernels.cpu import simd
-from minigen.kernels.cpu.dots import FEATURES
 from minigen.kernels.cpu.register_tiles import (
     ONE,
     add_bfloat_dots,
@@ -28,7 +27,15 @@ from minigen.kernels.cpu.register_tiles import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.simd import float16_of, fused, load, load_float16, store, store_bfloat16
+from minigen.kernels.cpu.simd import (
+    FEATURES,
+    float16_of,
+    fused,
+    load,
+    load_float16,
+    store,
+    store_bfloat16,
+)
 from tests.processes import said_by
 from tools.chapters import ROOT
 

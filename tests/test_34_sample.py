@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from minigen import SamplingParams
 from minigen.errors import MinigenError
+from minigen.kernels.cpu.arrays.sampling import BLOCK
 from minigen.kernels.cpu.runner import KernelChooser
-from minigen.kernels.cpu.sampling import BLOCK
 from minigen.sampling.sampler import (
     BatchSampler,
     apply_temperature,

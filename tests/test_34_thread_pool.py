@@ -12,18 +12,14 @@ import numpy as np
 import pytest
 from numba import njit
 
+from minigen.kernels.cpu.team import Team, make_pool, open_step, pool_of_one, team_of
 from minigen.kernels.cpu.thread_pool import (
-    Team,
     barrier,
     join_step,
     leave_step,
-    make_pool,
     next_phase,
-    open_step,
-    pool_of_one,
     take,
     task_size,
-    team_of,
 )
 
 
@@ -128,7 +124,7 @@ def test_threads_sleep_when_there_is_no_step_for_a_while() -> None:
 def test_a_process_ends_quietly_with_its_pool() -> None:
     program = (
         "from tests.test_34_thread_pool import run; "
-        "from minigen.kernels.cpu.thread_pool import team_of; "
+        "from minigen.kernels.cpu.team import team_of; "
         "[run(team_of(3)) for _ in range(5)]"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")

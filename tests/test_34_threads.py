@@ -12,7 +12,7 @@ from minigen import LLM, SamplingParams, hardware
 from minigen.assembly import build
 from minigen.config import EngineConfig
 from minigen.hardware import set_torch_threads, torch_threads
-from minigen.kernels.cpu.thread_pool import one_at_a_time
+from minigen.kernels.cpu.team import one_at_a_time
 from tests.test_34_cpu_kernels import SIZES
 from tests.tiny import save_model, save_tokenizer
 

@@ -12,7 +12,7 @@ from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
-from minigen.kernels.cpu.linear import panel_linear
+from minigen.kernels.panel_linear import panel_linear
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
 from minigen.parallel.comm import Comm, MessageCounters, TracedComm, run_ranks

@@ -128,7 +128,7 @@ class CpuPlan:
         if self.options.context_parallel_size > 1:
             attention = "a ring for the parts of a prompt, a merge for those of the cache"
         if self.compiled or self.form in ("int8", "int4"):
-            from minigen.kernels.cpu.dots import instructions
+            from minigen.kernels.cpu.amx.scratch import instructions
 
             linear = f"Numba, weights packed in panels of sixteen rows, {instructions()}"
         else:
@@ -202,10 +202,10 @@ class CpuPlan:
         return CheckedAttention(self.attention, pool, self.checkpoint.config.sliding_windows)
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
+        from minigen.kernels.cpu.arrays.step_arrays import kernel_shape, kernel_weights
         from minigen.kernels.cpu.compile import compile_step
         from minigen.kernels.cpu.kv.layout import PackedKVPool
         from minigen.kernels.cpu.runner import CompiledRunner
-        from minigen.kernels.cpu.step import kernel_shape, kernel_weights
 
         compile_step(self.form, self.kv_dtype)
         most = self.options.max_num_batched_tokens
@@ -272,7 +272,7 @@ def plan(
             f"{found.runner}, which stores keys and values in {found.kv_dtype}."
         )
     if options.num_ranks > 1 and found.form in ("int8", "int4"):
-        from minigen.kernels.cpu.linear import check_panels
+        from minigen.kernels.panel_linear import check_panels
 
         check_panels(_multiplied_matrices(checkpoint), found.form)  # before other ranks start
     if options.tensor_parallel_size > 1:
@@ -418,7 +418,7 @@ def _obstacle(
         return Obstacle("an attention_backend was passed in")
     if not has_numba():
         return Obstacle(_NO_NUMBA, costs_speed=True)
-    from minigen.kernels.cpu.step import refusal
+    from minigen.kernels.cpu.arrays.step_arrays import refusal
 
     refused = refusal(checkpoint.config, options.block_size)
     return None if refused is None else Obstacle(refused, costs_speed=True)
@@ -432,7 +432,7 @@ def has_numba() -> bool:
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
     """Return how to make linear layers, and how to convert an output head tied to the embedding."""
     if form in ("int8", "int4"):
-        from minigen.kernels.cpu.linear import panel_linear
+        from minigen.kernels.panel_linear import panel_linear
 
         return panel_linear(form, num_threads), lambda head: head
     from minigen.kernels.onednn import best_for, finished_linear

@@ -114,7 +114,7 @@ def _step_kernels(form: str, kv_dtype: str) -> "Kernels | None":
     return Kernels(
         f"the CPU kernels for weights={form}{cache}",
         how_often,
-        FOLDER / ".lock",  # one lock for all forms, because they share Numba's index of a function
+        FOLDER / ".lock",  # one lock for all forms, because they share some functions
         lambda: is_compiled(form, kv_dtype),
         lambda log: start_module(_CHILD, form, kv_dtype, stdout=log, stderr=log),
     )

@@ -83,7 +83,7 @@ def kernel_instructions() -> str | None:
     """Return the instructions by which kernels multiply many tokens; None without Numba."""
     if find_spec("numba") is None:
         return None
-    from minigen.kernels.cpu.dots import instructions
+    from minigen.kernels.cpu.amx.scratch import instructions
 
     return instructions()
 
@@ -143,9 +143,9 @@ def _compiled_stages(
 ) -> dict[str, str]:
     """Hash the logits of the compiled step, after a prefill and after one decode step."""
     from minigen.engine.model_runner import Packed
+    from minigen.kernels.cpu.arrays.step_arrays import kernel_shape, kernel_weights
     from minigen.kernels.cpu.kv.layout import PackedKVPool
     from minigen.kernels.cpu.runner import CompiledRunner
-    from minigen.kernels.cpu.step import kernel_shape, kernel_weights
     from minigen.kv_cache.block_allocator import BlockAllocator
     from minigen.kv_cache.block_manager import BlockManager
     from minigen.trace.events import Trace

@@ -18,10 +18,11 @@ import numpy as np
 from numba import njit
 
 from minigen.kernels.cpu.amx import kv_tiles
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.amx.scratch import USE_TILES
 from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
 from minigen.kernels.cpu.kv import bf16, int8
-from minigen.kernels.cpu.kv.layout import CHUNK, TILE, ByteCache, Cache, tile_at
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE, ByteCache, Cache
+from minigen.kernels.cpu.kv.tile_index import tile_at
 from minigen.kernels.cpu.register_tiles import EIGHT, FOUR, ONE, TWO
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,

@@ -17,15 +17,15 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import Packed
 from minigen.hardware import torch_threads
-from minigen.kernels.cpu.kv.layout import PackedKVPool, make_scratch
-from minigen.kernels.cpu.runner import (
-    EVERYTHING,
-    KernelChooser,
+from minigen.kernels.cpu.arrays.step_arrays import (
+    kernel_shape,
+    kernel_weights,
     make_workspace,
-    run_step,
+    num_phases,
 )
-from minigen.kernels.cpu.step import kernel_shape, kernel_weights, num_phases
-from minigen.kernels.cpu.thread_pool import available_threads, team_of
+from minigen.kernels.cpu.kv.layout import PackedKVPool, make_scratch
+from minigen.kernels.cpu.runner import EVERYTHING, KernelChooser, run_step
+from minigen.kernels.cpu.team import available_threads, team_of
 from minigen.kernels.jit.code_cache import is_compiled, report_compiled
 from minigen.kernels.onednn import best_for
 from minigen.model.layers import DenseLinear

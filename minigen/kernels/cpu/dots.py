@@ -4,9 +4,10 @@ A lane has 32 bits. One operand's bytes are unsigned and the other's are signed,
 wants them. Every way gives the same bits: whole numbers have exact sums, and pairs of bfloat16 are
 added in the order of `vdpbf16ps` (which takes numbers below 2^-126 as 0).
 
-`BYTE_DOTS` lists the ways, the fastest first; `fastest` chooses the one for a set of instructions.
-Codes of four bits allow shorter ways than all 256 values of a byte: sixteen products of them add up
-to no more than 16 bits, and they are the same as signed and as unsigned numbers.
+`BYTE_DOTS` lists the ways, the fastest first, as `minigen.kernels.processor.NEEDS` does;
+`fastest` chooses the one for a set of instructions. Codes of four bits allow shorter ways than all
+256 values of a byte: sixteen products of them add up to no more than 16 bits, and they are the same
+as signed and as unsigned numbers.
 
 Sources: Intel's Intrinsics Guide for `vpdpbusd`, `vpmaddubsw`, `vpmaddwd` and `vdpbf16ps`; Arm's
 Architecture Reference Manual for SDOT and USDOT.
@@ -17,20 +18,19 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from minigen.kernels.cpu.amx.tiles import USE_TILES
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.simd import (
+    FEATURES,
     FLOATS,
     HAS_FMA,
     I32,
-    IS_X86,
-    NUM_LANES,
     WORDS,
     BFloat,
     call,
     multiply_add,
     same,
-    target_features,
 )
+from minigen.kernels.processor import NEEDS, fastest_of
 
 HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
 _PMADDWD = {  # by their lanes
@@ -179,41 +179,33 @@ def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-def _way(
-    name: str, needs: str, emit: Emit, emit_codes: Emit | None = None, at_once: int = 1
-) -> ByteDots:
-    return ByteDots(name, frozenset(needs.split()), emit, emit_codes or _in_turn(emit), at_once)
+def _way(name: str, emit: Emit, emit_codes: Emit | None = None, at_once: int = 1) -> ByteDots:
+    needs = frozenset(NEEDS[name].split())
+    return ByteDots(name, needs, emit, emit_codes or _in_turn(emit), at_once)
 
 
 BYTE_DOTS = (
-    _way("AVX-512 VNNI", "avx512vnni", _vnni512),
-    _way("AVX-VNNI", "avxvnni", _vnni256),
-    _way("AVX2", "avx2", _widened(8), _avx2_codes, FEW),
-    _way("NEON i8mm", "neon dotprod i8mm", _usdot, _in_turn(_sdot)),
-    _way("NEON dotprod", "neon dotprod", _dotprod, _in_turn(_sdot)),
-    _way("SSE2", "x86-64", _widened(4)),
-    _way("plain vectors", "", _plain),
+    _way("AVX-512 VNNI", _vnni512),
+    _way("AVX-VNNI", _vnni256),
+    _way("AVX2", _widened(8), _avx2_codes, FEW),
+    _way("NEON i8mm", _usdot, _in_turn(_sdot)),
+    _way("NEON dotprod", _dotprod, _in_turn(_sdot)),
+    _way("SSE2", _widened(4)),
+    _way("plain vectors", _plain),
 )
 
 
 def fastest(features: Collection[str]) -> ByteDots:
     """Return the fastest way for these instructions, as LLVM names them, without a sign."""
-    return next(way for way in BYTE_DOTS if way.needs <= set(features))
+    name = fastest_of(features)
+    return next(way for way in BYTE_DOTS if way.name == name)
 
 
-FEATURES = {each[1:] for each in target_features().split(",") if each.startswith("+")}
-if IS_X86:
-    FEATURES.add("x86-64")  # every such processor has SSE2, whatever Numba was asked for
 PAIR_PRODUCTS = {"avx512bw": 16, "avx2": 8, "x86-64": 4}  # what they need, and their lanes
 PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in FEATURES), 0)
 HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
 WAY = fastest(FEATURES)
 CODES_AT_ONCE = WAY.at_once
-
-
-def instructions() -> str:
-    """Return the name of the instructions by which many tokens are multiplied in this process."""
-    return "AMX tiles" if USE_TILES else WAY.name
 
 
 def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:

@@ -5,12 +5,13 @@ The form of a product's inputs depends on its weights: bytes with one scale per 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from minigen.kernels.cpu.amx.tiles import ROWS, USE_TILES
+from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
+from minigen.kernels.cpu.arrays.inputs import Quantized
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
     all_lanes,
@@ -27,7 +28,6 @@ from minigen.kernels.cpu.simd import (
     store_bfloat16,
     store_bytes,
     sum_of_lanes,
-    zeros,
 )
 from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
@@ -35,71 +35,6 @@ LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
 ZERO_FACTOR = 4  # the zeros of `Quantized.pairs4` are this many times as large
 TINY = np.float32(1e-30)  # smaller scales count as 0: 1 / scale could overflow
-
-
-class Tiled(NamedTuple):
-    """Quantised inputs once more, for AMX tiles; without them the arrays are empty.
-
-    `halves` are byte + zero, a whole number of at most eight bits, as bfloat16. Of every four the
-    middle ones change places, as in `minigen.kernels.cpu.amx.products.unpack`. `sums` are those of
-    a group's byte + zero.
-    """
-
-    halves: np.ndarray  # [tokens / 16, groups, 16 tokens, 32]
-    scales: np.ndarray  # [tokens / 16, groups, 16 tokens]
-    sums: np.ndarray
-
-
-class Quantized(NamedTuple):
-    """Inputs as bytes: number = (byte + zero) x scale, scale and zero point per 32 numbers.
-
-    Because of the zero point, the 254 steps of a group span from its smallest number to its
-    largest. With one large number they are half as wide as steps of a symmetric range.
-    `words` and `numbers` are the same memory, as words of four bytes and as bytes. `pairs8` holds
-    two 16-bit numbers per group, which are multiplied with the pair of 8-bit weights: the zero
-    point, and the sum of byte + zero. In `pairs4`, for 4-bit weights, the zero point is multiplied
-    by `ZERO_FACTOR`. A byte cannot represent NaN or infinity, so either makes the scale of its
-    group NaN.
-    """
-
-    words: np.ndarray
-    numbers: np.ndarray
-    scales: np.ndarray
-    pairs8: np.ndarray
-    pairs4: np.ndarray
-    tiled: Tiled
-
-
-class Rounded(NamedTuple):
-    """Inputs as bfloat16; `words` and `halves` are the same memory, as pairs and as numbers.
-
-    The order is [tokens, groups, 32], and with AMX tiles [tokens / 16, groups, 16 tokens, 32].
-    """
-
-    words: np.ndarray
-    halves: np.ndarray
-
-
-def _whole_tiles(num_tokens: int) -> int:
-    return -(-num_tokens // ROWS) * ROWS
-
-
-def quantized(num_tokens: int, width: int) -> Quantized:
-    """Allocate inputs as bytes, with their scales and sums."""
-    groups = num_tokens * width // 32
-    words, pairs8, pairs4 = (zeros(size, np.int32) for size in (groups * 8, groups, groups))
-    scales = zeros(groups, np.float32)
-    in_tiles = _whole_tiles(num_tokens) * width // 32 if USE_TILES else 0
-    halves = zeros(in_tiles * 32, np.uint16)
-    tiled = Tiled(halves, *(zeros(in_tiles, np.float32) for _ in range(2)))
-    return Quantized(words, words.view(np.int8), scales, pairs8, pairs4, tiled)
-
-
-def rounded(num_tokens: int, width: int) -> Rounded:
-    """Allocate inputs in bfloat16."""
-    rows = _whole_tiles(num_tokens) if USE_TILES else num_tokens
-    words = zeros(rows * width // 2, np.int32)
-    return Rounded(words, words.view(np.uint16))
 
 
 @kernel

@@ -6,31 +6,19 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 `PanelLinear` is the same product for the layer-by-layer runner.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from minigen.checkpoint.safetensors import StoredTensor
-from minigen.errors import OptionError
 from minigen.kernels.cpu.amx.products import (
-    BLOCK,
-    PARTS,
     begin_tiles,
     by_tiles,
     end_tiles,
     products_of_block,
-    tile_scratch,
     tiles_of_worker,
     unpack,
 )
-from minigen.kernels.cpu.amx.tiles import USE_TILES
-from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
+from minigen.kernels.cpu.amx.scratch import BLOCK, PARTS, USE_TILES
+from minigen.kernels.cpu.elementwise import prepare, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     AHEAD_FOUR,
     ONLY_FOUR,
@@ -41,30 +29,17 @@ from minigen.kernels.cpu.microkernels import (
     widest_tile,
     write_pairs,
 )
-from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
+from minigen.kernels.cpu.packed_weights import GROUP, Pairs
 from minigen.kernels.cpu.register_tiles import FOUR, ONE, TWO, add_stored, store_tile
-from minigen.kernels.cpu.simd import (
-    NUM_LANES,
-    OutsideKernelError,
-    kernel,
-    load,
-    overload,
-    store,
-    zeros,
-)
+from minigen.kernels.cpu.simd import OutsideKernelError, kernel, load, overload, store
 from minigen.kernels.cpu.thread_pool import (
-    available_threads,
     barrier,
     join_step,
     leave_step,
     next_phase,
     take,
     task_size,
-    team_of,
 )
-from minigen.kernels.jit.code_cache import cached_njit
-from minigen.model.transformer import MakeLinear
-from minigen.protocols import Linear
 
 AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
@@ -245,23 +220,6 @@ def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
         _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
 
 
-class ProductScratch(NamedTuple):
-    """The workers' memory for products; the first axis is workers."""
-
-    pairs: np.ndarray  # [4 panels, groups, 16 lanes]
-    products: np.ndarray  # [8 tokens, 4 panels, 16 lanes]
-    tiles: Any
-
-
-def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> ProductScratch:
-    """Allocate the workers' memory for products of up to `groups` groups."""
-    return ProductScratch(
-        zeros((num_workers, 4 * groups * NUM_LANES), np.int32),
-        zeros((num_workers, 8 * 4 * NUM_LANES), np.float32),
-        tile_scratch(in_bfloat16, groups, num_workers),
-    )
-
-
 @kernel
 def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
@@ -316,67 +274,9 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
     barrier(pool, num_tasks)
 
 
-# All layers share it, because one product runs at a time in a process (`Team.run`).
-_shared_scratch = cache(product_scratch)
-
-
-@dataclass(frozen=True)
-class PanelLinear:
-    """y = x W^T + b with packed W; x is rounded to the input type that the weights need."""
-
-    weights: PackedWeights
-    in_features: int
-    bias: Float[Tensor, " out_features"] | None
-    parts: tuple[int, ...]
-    num_threads: int
-
-    def __call__(
-        self, x: Float[Tensor, "tokens in_features"]
-    ) -> Float[Tensor, "tokens out_features"]:
-        num_tokens, width, groups = len(x), sum(self.parts), self.in_features // GROUP
-        flat = x.float().contiguous().numpy().reshape(-1)
-        in_bfloat16 = isinstance(self.weights, Pairs)
-        inputs = (rounded if in_bfloat16 else quantized)(*x.shape)
-        out = np.empty(num_tokens * width, np.float32)
-        sizes = (num_tokens, groups, out, width)
-        scratch = _shared_scratch(in_bfloat16, groups, self.num_threads)
-        team_of(self.num_threads).run(
-            2, _prepare_and_multiply, self.weights, flat, inputs, *sizes, scratch
-        )
-        made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
-        return (made if self.bias is None else made + self.bias).to(x.dtype)
-
-
-@partial(cached_njit, counts_references=False)  # called from Python: compiling takes 6 s
-def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
+def prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width, scratch):
+    """Compute out[tokens, width] = x weights^T, outside a whole step."""
     if join_step(pool, step):
         prepare(pool, x, num_tokens, groups * GROUP, inputs)
         multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False, scratch)
         leave_step(pool)
-
-
-def check_panels(matrices: Iterable[StoredTensor], form: str) -> None:
-    """Raise `OptionError` if a matrix's width is no multiple of 32, or its rows are none of 16."""
-    for matrix in matrices:
-        rows, width = matrix.shape
-        if width % GROUP or rows % NUM_LANES:
-            raise OptionError(
-                f"weights={form!r} needs a multiple of {GROUP} columns and a multiple of "
-                f"{NUM_LANES} rows, but {matrix.name} is {matrix.shape}. Use weights='bfloat16'."
-            )
-
-
-def panel_linear(form: str, num_threads: int) -> MakeLinear:
-    """Return a factory of linear layers in the form "int8" or "int4".
-
-    It raises `OptionError` as `check_panels` does.
-    """
-
-    def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
-        check_panels(weights, form)
-        parts, width = tuple(each.shape[0] for each in weights), weights[0].shape[1]
-        bias = torch.cat([each.dequantize(torch.float32) for each in biases]) if biases else None
-        packed = pack_layers([weights], form)
-        return PanelLinear(packed, width, bias, parts, available_threads(num_threads))
-
-    return make

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from minigen.kernels.cpu.dots import FEATURES
 from minigen.kernels.cpu.elementwise import ZERO_FACTOR
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Codes8, Pairs
 from minigen.kernels.cpu.register_tiles import (
@@ -30,6 +29,7 @@ from minigen.kernels.cpu.register_tiles import (
     zeros,
 )
 from minigen.kernels.cpu.simd import (
+    FEATURES,
     OutsideKernelError,
     load,
     load_float16,

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float16, Float32, Int16, Int32, Shaped, UInt8
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import IntegerCodes, StoredTensor
-from minigen.kernels.cpu.simd import NUM_LANES, zeros
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES, zeros
 
 PACKERS = 2  # layers that are packed at a time; more of them need more temporary memory
 SLICES = 64  # at most, of the rows of a large matrix, which are packed as if they were layers

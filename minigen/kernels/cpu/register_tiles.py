@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.dots import (
     CODES_AT_ONCE,
     Emit,
@@ -25,7 +26,6 @@ from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
 from minigen.kernels.cpu.simd import (
     FLOAT_LANES,
     FLOATS,
-    NUM_LANES,
     WORD_LANES,
     WORDS,
     address,

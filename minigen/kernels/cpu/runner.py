@@ -1,9 +1,6 @@
 """The compiled step as a `Runner`, and the sampling kernel as a sampler."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,25 +8,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.engine.model_runner import Packed, Packer
-from minigen.kernels.cpu import sampling, step
-from minigen.kernels.cpu.elementwise import quantized, rounded
+from minigen.kernels.cpu.arrays.aligned import zeros
+from minigen.kernels.cpu.arrays.sampling import make_sampling_scratch, sampling_batch
+from minigen.kernels.cpu.arrays.step_arrays import Weights, make_workspace, num_phases
 from minigen.kernels.cpu.kv.layout import PackedKVPool, Shape, make_scratch
-from minigen.kernels.cpu.linear import product_scratch
-from minigen.kernels.cpu.packed_weights import GROUP, Pairs
-from minigen.kernels.cpu.sampling import SamplingBatch, make_sampling_scratch
-from minigen.kernels.cpu.simd import zeros
-from minigen.kernels.cpu.step import Weights, Workspace, num_phases
-from minigen.kernels.cpu.thread_pool import available_threads, team_of
-from minigen.kernels.jit.code_cache import cached_njit
+from minigen.kernels.cpu.packed_weights import Pairs
+from minigen.kernels.cpu.team import available_threads, team_of
+from minigen.kernels.jit.machine_code import CompiledFunction, Flat
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sampling.params import SamplingParams
-from minigen.sampling.sampler import uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
-run_step = cached_njit(step.run_step, counts_references=False)
-choose_rows = cached_njit(sampling.choose_rows)
-likeliest_rows = cached_njit(sampling.likeliest_rows)
-
+run_step = CompiledFunction("minigen.kernels.cpu.step", "run_step")
+choose_rows = CompiledFunction("minigen.kernels.cpu.sampling", "choose_rows")
+likeliest_rows = CompiledFunction("minigen.kernels.cpu.sampling", "likeliest_rows")
 
 EVERYTHING = 2**40  # the window of a layer that has none
 
@@ -58,6 +49,8 @@ class CompiledRunner:
         in_bfloat16 = isinstance(weights.qkv, Pairs)
         self._work = make_workspace(shape, max_num_batched_tokens, self.num_threads, in_bfloat16)
         self._scratch = make_scratch(shape, max_num_batched_tokens, self.num_threads, pool.kv_dtype)
+        self._model = Flat(shape, weights, self._windows)
+        self._memory = Flat(pool.cache, self._scratch, self._work)
         self._logits = zeros(len(manager.tables) * shape.vocab, np.float32)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
@@ -83,30 +76,11 @@ class CompiledRunner:
         team_of(self.num_threads).run(
             num_phases(self.shape),
             run_step,
-            self.shape,
-            self.weights,
-            self._windows,
+            self._model,
             packed,
-            self.pool.cache,
-            self._scratch,
-            self._work,
+            self._memory,
             logits,
         )
-
-
-def make_workspace(shape: Shape, max_tokens: int, num_workers: int, in_bfloat16: bool) -> Workspace:
-    """Allocate the intermediate arrays of a step of at most `max_tokens` tokens."""
-    heads_width = shape.q_heads * shape.head_dim
-    widest = max(shape.hidden, heads_width)
-    make_inputs = rounded if in_bfloat16 else quantized
-    return Workspace(
-        x=zeros(max_tokens * shape.hidden, np.float32),
-        qkv=zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
-        attention_out=zeros(max_tokens * heads_width, np.float32),
-        inputs=make_inputs(max_tokens, widest),
-        ffn_inputs=make_inputs(max_tokens, shape.ffn),
-        products=product_scratch(in_bfloat16, max(widest, shape.ffn) // GROUP, num_workers),
-    )
 
 
 class KernelChooser:
@@ -131,53 +105,3 @@ class KernelChooser:
             team.run(1, choose_rows, flat, self.vocab, batch, self._scratch, out)
         found: list[int] = out.tolist()
         return found
-
-
-def sampling_batch(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch:
-    """Return the sampling settings of the sequences as arrays, one row per sequence."""
-    params = [sequence.params for sequence in sequences]
-    seen = [each.token_ids if each.params.has_penalties else [] for each in sequences]
-    banned = [sequence.banned_ids for sequence in sequences]
-    biased = [each.logit_bias.keys() for each in params]
-    return SamplingBatch(
-        temperature=np.array([_temperature(each) for each in params], np.float32),
-        top_k=np.array([min(each.top_k or vocab, vocab) for each in params]),
-        top_p=np.array([each.top_p for each in params], np.float64),
-        min_p=np.array([each.min_p for each in params], np.float32),
-        uniform=uniform_draws(
-            [sequence.seed for sequence in sequences],
-            [sequence.choice for sequence in sequences],
-            [len(sequence.output_ids) for sequence in sequences],
-        ).numpy(),
-        penalties=np.array(
-            [
-                (each.repetition_penalty, each.presence_penalty, each.frequency_penalty)
-                for each in params
-            ],
-            np.float32,
-        ),
-        seen_starts=_starts(seen),
-        seen=_flat(seen),
-        num_prompt=np.array([len(each.prompt_ids) for each in sequences]),
-        biased_starts=_starts(biased),
-        biased=_flat(biased),
-        biases=np.fromiter(
-            chain.from_iterable(each.logit_bias.values() for each in params), np.float32
-        ),
-        banned_starts=_starts(banned),
-        banned=_flat(banned),
-    )
-
-
-def _temperature(params: SamplingParams) -> float:
-    """Return 0 for greedy only; a temperature above 0 stays above 0 in float32."""
-    return 0.0 if params.greedy else max(params.temperature, float(np.finfo(np.float32).tiny))
-
-
-def _starts(lists: Iterable[Any]) -> np.ndarray:
-    """Return the offset of each list in their concatenation, and the total length."""
-    return np.cumsum([0, *(len(each) for each in lists)])
-
-
-def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return np.fromiter(chain.from_iterable(lists), np.int64)

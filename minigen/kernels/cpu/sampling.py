@@ -9,16 +9,15 @@ sorted.
 Bytes: a greedy row reads 4 x vocab; a random draw writes and reads 4 x vocab more.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from numba import njit
 
+from minigen.kernels.cpu.arrays.sampling import BIN_SHIFT, BLOCK, NUM_BINS
 from minigen.kernels.cpu.elementwise import exponential
 from minigen.kernels.cpu.simd import (
     all_lanes,
     fused,
     keep_above,
+    kernel,
     larger,
     largest_lane,
     load,
@@ -27,12 +26,8 @@ from minigen.kernels.cpu.simd import (
 )
 from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 
-BLOCK = 512  # tokens per block; its sum and largest weight let a search skip most blocks
-BIN_SHIFT = 20  # the upper 12 bits of a weight are its bin: eight bins per factor of two
-NUM_BINS = (0x3F800000 >> BIN_SHIFT) + 1  # up to the weight 1.0, that of the peak
 
-
-@njit
+@kernel
 def heavy_ids(weights, peaks, vocab, floor, ids):
     """Write the tokens whose weight is positive and at least `floor`; return their number."""
     num = 0
@@ -44,28 +39,55 @@ def heavy_ids(weights, peaks, vocab, floor, ids):
     return num
 
 
-@njit
-def keep_heaviest(weights, ids, num, most, mass, counts, masses):
+@kernel
+def _sift_down(numbers, root, end):
+    """Let a number sink in a heap, whose parents are at least as large as their children."""
+    number, child = numbers[root], 2 * root + 1
+    while child < end:
+        if child + 1 < end and numbers[child + 1] > numbers[child]:
+            child += 1
+        if numbers[child] <= number:
+            break
+        numbers[root] = numbers[child]
+        root, child = child, 2 * child + 1
+    numbers[root] = number
+
+
+@kernel
+def sort(numbers, num):
+    """Sort the first `num` numbers in ascending order, in place (heapsort: Williams 1964).
+
+    Numba's own sort allocates memory, which a kernel must not do.
+    """
+    for root in range(num // 2 - 1, -1, -1):
+        _sift_down(numbers, root, num)
+    for end in range(num - 1, 0, -1):
+        numbers[0], numbers[end] = numbers[end], numbers[0]
+        _sift_down(numbers, 0, end)
+
+
+@kernel
+def keep_heaviest(worker, ids, num, most, mass, scratch):
     """Keep the heaviest ids until they are `most` or weigh `mass` together; return their number.
 
     Among equal weights, lower ids are kept. The ids stay in ascending order.
     """
+    weights, bits, inside = scratch.weights[worker], scratch.bits[worker], scratch.sorted[worker]
+    counts, masses = scratch.counts[worker], scratch.masses[worker]
     counts[:] = 0
     masses[:] = 0.0
-    bits = weights.view(np.int32)
     for index in range(num):
         counts[bits[ids[index]] >> BIN_SHIFT] += 1
         masses[bits[ids[index]] >> BIN_SHIFT] += weights[ids[index]]
     kept, held, limit = 0, 0.0, NUM_BINS - 1
     while limit > 0 and kept + counts[limit] < most and held + masses[limit] < mass:
         kept, held, limit = kept + counts[limit], held + masses[limit], limit - 1
-    inside = np.empty(counts[limit], np.float32)
     found = 0
     for index in range(num):
         if bits[ids[index]] >> BIN_SHIFT == limit:
             inside[found] = weights[ids[index]]
             found += 1
-    inside.sort()
+    sort(inside, found)
     lightest, equals, position = np.float32(2.0), 0, found  # the smallest weight that is kept
     while position > 0 and kept < most and held < mass:
         position -= 1
@@ -84,7 +106,7 @@ def keep_heaviest(weights, ids, num, most, mass, counts, masses):
     return num_kept
 
 
-@njit
+@kernel
 def sum_of(weights, ids, num):
     total = 0.0
     for index in range(num):
@@ -95,57 +117,7 @@ def sum_of(weights, ids, num):
 LOWEST = np.float32(-3.0e38)
 
 
-class SamplingBatch(NamedTuple):
-    """Sampling settings of each row; lists of different lengths are flat, with their offsets.
-
-    `seen` holds the tokens of prompt and output of rows with penalties; the first `num_prompt` of a
-    row are the prompt's. The tokens in `banned` must not be chosen.
-    """
-
-    temperature: np.ndarray  # float32; 0 is greedy
-    top_k: np.ndarray  # int64; the vocabulary's size means no top-k
-    top_p: np.ndarray  # float64
-    min_p: np.ndarray  # float32
-    uniform: np.ndarray  # float64, in [0, 1)
-    penalties: np.ndarray  # float32 [rows, 3]: repetition, presence, frequency
-    seen_starts: np.ndarray
-    seen: np.ndarray
-    num_prompt: np.ndarray
-    biased_starts: np.ndarray
-    biased: np.ndarray
-    biases: np.ndarray  # float32
-    banned_starts: np.ndarray
-    banned: np.ndarray
-
-
-class SamplingScratch(NamedTuple):
-    """Scratch memory of the sampling kernels, [workers, ...]."""
-
-    logits: np.ndarray  # [vocab], after penalties, biases and bans
-    weights: np.ndarray  # [vocab]
-    ids: np.ndarray  # [vocab], candidates that remain
-    seen: np.ndarray  # [vocab], zeros between rows
-    sums: np.ndarray  # [blocks], of weights
-    peaks: np.ndarray  # [blocks], the heaviest weight of each
-    counts: np.ndarray  # [bins]
-    masses: np.ndarray  # [bins]
-
-
-def make_sampling_scratch(num_workers: int, vocab: int) -> SamplingScratch:
-    """Allocate scratch memory for `num_workers` workers; the system maps pages when first used."""
-    return SamplingScratch(
-        np.empty((num_workers, vocab), np.float32),
-        np.empty((num_workers, vocab), np.float32),
-        np.empty((num_workers, vocab), np.int32),
-        np.zeros((num_workers, vocab), np.int32),
-        np.empty((num_workers, -(-vocab // BLOCK)), np.float64),
-        np.empty((num_workers, -(-vocab // BLOCK)), np.float32),
-        np.empty((num_workers, NUM_BINS), np.int64),
-        np.empty((num_workers, NUM_BINS), np.float64),
-    )
-
-
-@njit
+@kernel
 def _likeliest(numbers, at, vocab, may_be_banned):
     """Return the index of the largest number from `at` on; the lowest of equals.
 
@@ -183,7 +155,7 @@ def likeliest_rows(pool, step, logits, vocab, out):
         leave_step(pool)
 
 
-@njit
+@kernel
 def _adjust_logits(row, batch, numbers, seen):
     """Apply biases, penalties and bans, in the order of `minigen.sampling.sampler`."""
     for entry in range(batch.biased_starts[row], batch.biased_starts[row + 1]):
@@ -207,7 +179,7 @@ def _adjust_logits(row, batch, numbers, seen):
         numbers[batch.banned[entry]] = -np.inf
 
 
-@njit
+@kernel
 def _exp_weights(numbers, at, vocab, peak, temperature, weights, sums, peaks):
     """Write weights e^((number - peak) / temperature), and each block's sum and maximum.
 
@@ -228,7 +200,7 @@ def _exp_weights(numbers, at, vocab, peak, temperature, weights, sums, peaks):
     return total
 
 
-@njit
+@kernel
 def _draw_from_all(weights, sums, vocab, wanted):
     """Return the token at which the cumulative weight passes `wanted`; its weight is never 0."""
     block, last = 0, 0
@@ -244,23 +216,28 @@ def _draw_from_all(weights, sums, vocab, wanted):
     return last  # rounding left a remainder
 
 
-@njit
-def _draw_from_some(row, batch, vocab, total, weights, peaks, ids, counts, masses):
+@kernel
+def _draw_from_some(row, batch, vocab, total, scratch, worker):
     """Draw among the tokens that min-p, top-k and top-p keep."""
+    weights, peaks, ids = scratch.weights[worker], scratch.peaks[worker], scratch.ids[worker]
     top_k, top_p = batch.top_k[row], batch.top_p[row]
     floor = batch.min_p[row]
     if top_k <= len(peaks):  # at least top_k tokens weigh as much as the top_k-th largest peak
-        floor = max(floor, np.sort(peaks)[len(peaks) - top_k])
+        by_weight = scratch.sorted[worker]
+        for block in range(len(peaks)):
+            by_weight[block] = peaks[block]
+        sort(by_weight, len(peaks))
+        floor = max(floor, by_weight[len(peaks) - top_k])
     elif top_k >= vocab and floor == 0:
         # All tokens below this floor together weigh less than what top-p removes.
         floor = np.float32(total * (1.0 - top_p) / (2.0 * vocab))
     num = heavy_ids(weights, peaks, vocab, floor, ids)
     if batch.min_p[row] > 0 or top_k < vocab:
         if top_k < num:
-            num = keep_heaviest(weights, ids, num, top_k, np.inf, counts, masses)
+            num = keep_heaviest(worker, ids, num, top_k, np.inf, scratch)
         total = sum_of(weights, ids, num)
     if top_p < 1:
-        num = keep_heaviest(weights, ids, num, num, top_p * total, counts, masses)
+        num = keep_heaviest(worker, ids, num, num, top_p * total, scratch)
         total = sum_of(weights, ids, num)
     wanted = batch.uniform[row] * total
     for index in range(num):
@@ -270,7 +247,7 @@ def _draw_from_some(row, batch, vocab, total, weights, peaks, ids, counts, masse
     return ids[num - 1]
 
 
-@njit
+@kernel
 def _choose(row, logits, vocab, batch, scratch, worker):
     numbers, at = logits, row * vocab
     if _likeliest(logits, at, vocab, False) < 0:
@@ -293,10 +270,7 @@ def _choose(row, logits, vocab, batch, scratch, worker):
     total = _exp_weights(numbers, at, vocab, peak, batch.temperature[row], weights, sums, peaks)
     if batch.top_k[row] >= vocab and batch.top_p[row] >= 1 and batch.min_p[row] == 0:
         return _draw_from_all(weights, sums, vocab, batch.uniform[row] * total)
-    return _draw_from_some(
-        row, batch, vocab, total, weights, peaks, scratch.ids[worker], scratch.counts[worker],
-        scratch.masses[worker],
-    )  # fmt: skip
+    return _draw_from_some(row, batch, vocab, total, scratch, worker)
 
 
 def choose_rows(pool, step, logits, vocab, batch, scratch, out):

@@ -3,7 +3,6 @@
 Numba compiles Python code for one number at a time, and relies on LLVM to vectorise it. Here a
 vector is a type of its own: `load` fills sixteen lanes, `+ - *` and the functions below work on all
 lanes at once, and `store` writes them back. Each operation is one or a few LLVM instructions.
-`zeros` allocates arrays that start at a cache line, so that no vector is loaded from two lines.
 
 `hadamard` is the Walsh-Hadamard transform. It spreads one large number over its whole group, so
 that the group's quantisation scale need not grow. It is orthogonal: the dot product of two
@@ -12,10 +11,8 @@ transformed vectors equals that of the original vectors.
 Sources: LLVM's Language Reference; QuaRot, Ashkboos et al. 2024, for the transform.
 """
 
-import math
 import operator
 from collections.abc import Callable
-from platform import machine
 from typing import Any
 
 import numpy as np
@@ -27,32 +24,21 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from minigen.hardware import arm_features
-
-CACHE_LINE = 64
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES
+from minigen.kernels.processor import IS_X86, names_of, target_features
 
 
 def _complete_features() -> None:
     """Let Numba compile for what the system knows of an ARM processor and LLVM does not report.
 
-    LLVM's Host.cpp knows neither `dotprod` nor `i8mm`, and on macOS nothing. The features stay as
-    they are if NUMBA_CPU_FEATURES names them, or if Numba has compiled a function before.
+    The features stay as they are if Numba has compiled a function before.
     """
-    found, is_late = arm_features(), "_toplevel_target_context" in vars(cpu_target)
-    if found and not is_late and config.CPU_FEATURES is None:  # type: ignore[attr-defined]
-        known = filter(None, [str(get_host_cpu_features())])
-        completed = ",".join([*known, *(f"+{each}" for each in sorted(found))])
-        config.CPU_FEATURES = completed  # type: ignore[attr-defined]
+    is_late = "_toplevel_target_context" in vars(cpu_target)
+    if arm_features() and not is_late:
+        config.CPU_FEATURES = target_features()  # type: ignore[attr-defined]
 
 
 _complete_features()
-
-
-def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return zeros that start at a cache line; `np.zeros` mostly starts 16 bytes after one."""
-    num_bytes = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
-    buffer = np.zeros(num_bytes + CACHE_LINE, np.uint8)
-    first = -buffer.ctypes.data % CACHE_LINE
-    return buffer[first : first + num_bytes].view(dtype).reshape(shape)
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
@@ -75,27 +61,26 @@ def overload(function: Callable[..., Any], **options: Any) -> Any:
     return extending.overload(function, jit_options=jit_options, **options)
 
 
-NUM_LANES = 16
 I32, F32 = ir.IntType(32), ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), NUM_LANES)
 LONGS = ir.VectorType(ir.IntType(64), NUM_LANES)
 
 
-def target_features() -> str:
-    """Return the instruction sets that Numba compiles for, as LLVM writes them: "+avx2,-sse4a".
+def compiled_features() -> str:
+    """Return the instruction sets that Numba compiles for in this process, as LLVM writes them.
 
-    They are those of this processor, unless NUMBA_CPU_FEATURES, NUMBA_CPU_NAME=generic or
-    NUMBA_ENABLE_AVX=0 asks Numba for others. LLVM aborts the process at any other instruction.
+    LLVM aborts the process at any other instruction. They are `target_features`, unless the
+    process compiled something on an ARM processor before.
     """
     requested: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
     return str(get_host_cpu_features()) if requested is None else requested
 
 
-IS_X86 = machine().lower() in ("x86_64", "amd64")
-HAS_FLOAT16 = not IS_X86 or "+f16c" in target_features().split(",")
-HAS_FMA = not IS_X86 or "+fma" in target_features().split(",")
-HAS_BFLOAT16 = "+avx512bf16" in target_features().split(",")
+FEATURES = names_of(compiled_features())
+HAS_FLOAT16 = not IS_X86 or "f16c" in FEATURES
+HAS_FMA = not IS_X86 or "fma" in FEATURES
+HAS_BFLOAT16 = "avx512bf16" in FEATURES
 
 
 class BFloat(ir.Type):

@@ -1,7 +1,6 @@
 """The machine code of the kernels on disk, which a process reuses once another has compiled it.
 
-Numba's own cache only checks the path and the age of the outermost function's file. Here the
-folder's name is a hash of all sources, the versions, and the processor: what another version of
+The folder's name is a hash of all sources, the versions, and the processor: what another version of
 minigen or of Numba has compiled is never found.
 """
 
@@ -12,40 +11,37 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import numba
-from llvmlite.binding import add_symbol, get_host_cpu_name, parse_assembly, parse_bitcode
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.runtime import _nrt_python  # type: ignore[attr-defined]
 
 import minigen.kernels.cpu
 from minigen.engine import model_runner
 from minigen.hub import cache_folder
-from minigen.kernels.cpu.amx.tiles import USE_TILES
-from minigen.kernels.cpu.simd import kernel, target_features
+from minigen.kernels.cpu.amx.scratch import USE_TILES
+from minigen.kernels.processor import cpu_name, target_features
 
 SOURCES = Path(minigen.kernels.cpu.__path__[0])
-BESIDE = (Path(__file__), Path(model_runner.__file__))  # the latter has `Packed`, an argument
+BESIDE = (
+    *(
+        Path(__file__).with_name(f"{name}.py")
+        for name in ("code_cache", "compiler", "machine_code")
+    ),
+    Path(model_runner.__file__),  # it has `Packed`, an argument
+)
 
 
 def fingerprint() -> str:
     """Return a hash of all that the machine code depends on."""
     digest = hashlib.sha256()
     for source in (*BESIDE, *sorted(SOURCES.rglob("*.py"))):
-        digest.update(source.read_bytes())
-        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
-    cpu_name: str | None = numba.config.CPU_NAME  # type: ignore[attr-defined]
+        digest.update(source.name.encode() + source.read_bytes())
     facts = (
         *(version(package) for package in ("numba", "llvmlite", "numpy")),
         version("torch"),  # whose speed is measured beside the code's
         str(sys.implementation.cache_tag),
-        cpu_name or get_host_cpu_name(),
+        cpu_name(),
         target_features(),
         f"AMX tiles: {USE_TILES}",  # the system may refuse them
     )
@@ -57,8 +53,8 @@ def fingerprint() -> str:
 def usable_folder(wanted: Path, temporary: Path) -> Path | None:
     """Return `wanted` if it can be written; else a folder of this user below `temporary`, or None.
 
-    The latter gets a copy of what `wanted` holds, because Numba reads only folders that it can
-    write. Numba unpickles what it reads, so a folder that another user could have written is None.
+    The latter gets a copy of what `wanted` holds. What is read is run, so a folder that another
+    user could have written is None.
     """
     if _can_write(wanted):
         return wanted
@@ -103,70 +99,6 @@ def _is_private(folder: Path) -> bool:
 
 WANTED = cache_folder() / "kernels" / fingerprint()
 FOLDER = usable_folder(WANTED, Path(tempfile.gettempdir()))
-
-
-class _CodeAlone(CompileResultCacheImpl):
-    """How a compiled function is stored: as machine code, without what its callers would inline.
-
-    Numba also stores the function's own intermediate code, for compiled functions that call it.
-    Python calls all functions here; to read the intermediate code of a step takes 13 MB. In its
-    place are the names that the machine code defines, as variables.
-    """
-
-    def reduce(self, cres: Any) -> Any:
-        """Return what is stored of a compiled function."""
-        (name, kind, (code, bitcode)), *rest = super().reduce(cres)
-        module = parse_bitcode(bitcode)
-        symbols = (*module.functions, *module.global_variables)
-        defined = [each.name for each in symbols if not each.is_declaration]
-        names = "\n".join(f'@"{each}" = global i8 0' for each in defined)
-        return (name, kind, (code, parse_assembly(names).as_bitcode())), *rest
-
-    def rebuild(self, target_context: Any, payload: Any) -> Any:
-        """Return a compiled function; a compiled caller of it is a `RuntimeError` of Numba's."""
-        cres = super().rebuild(target_context, payload)
-        cres.library._shared_module = None  # else the variables would be linked as functions
-        return cres
-
-
-class KernelCache(FunctionCache):
-    """Numba's cache of a function's machine code, which does not start the compiler to load it.
-
-    Numba's own registers everything that the compiler knows first, from Unicode to linear algebra,
-    which takes longer than to load a whole step. It also compiles its memory management. Machine
-    code that has been compiled needs only the C functions of that. If a signature is not in the
-    cache, the compiler does all that itself.
-    """
-
-    _impl_class = _CodeAlone
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function for this signature, or None if it is not in the cache."""
-        try:
-            for name, function in _nrt_python.c_helpers.items():
-                add_symbol(name if name.startswith("_") else f"NRT_{name}", function)
-            with self._guard_against_spurious_io_errors():
-                return self._load_overload(sig, target_context)
-        except AttributeError:  # another version of Numba calls these parts otherwise
-            return super().load_overload(sig, target_context)
-
-
-def cached_njit(function: Callable[..., Any], counts_references: bool = True) -> Any:
-    """Apply `numba.njit`, with the machine code kept in `FOLDER` and without Python's lock.
-
-    Without `counts_references`, it is a `minigen.kernels.cpu.simd.kernel`.
-    """
-    compiler: Any = numba.njit if counts_references else kernel
-    dispatcher: Any = partial(compiler, nogil=True)(function)
-    if FOLDER is not None:
-        settings: Any = numba.config
-        before = settings.CACHE_DIR
-        settings.CACHE_DIR = str(FOLDER)
-        try:
-            dispatcher._cache = KernelCache(function)
-        finally:
-            settings.CACHE_DIR = before
-    return dispatcher
 
 
 def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:

@@ -17,7 +17,8 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
-from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE
+from minigen.kernels.cpu.kv.tile_index import tile_start
 from minigen.kernels.cpu.simd import kernel, load, prefetch, store
 
 ROWS = 16

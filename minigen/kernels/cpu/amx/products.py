@@ -17,18 +17,16 @@ Tiles always compute sixteen tokens; the rows of tokens that do not exist are ne
 Source for the order: Intel's Software Developer's Manual, volume 2, TDPBF16PS.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from minigen.kernels.cpu.amx.scratch import ROW, ROW_BYTES, ROWS, TILE, USE_TILES, TileScratch
 from minigen.kernels.cpu.amx.tiles import (
     NUM_TILES,
-    ROW_BYTES,
-    ROWS,
-    USE_TILES,
     configuration,
     configure,
     release,
@@ -37,6 +35,7 @@ from minigen.kernels.cpu.amx.tiles import (
     tile_store,
     tile_zero,
 )
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Pairs
 from minigen.kernels.cpu.register_tiles import (
     add_products,
@@ -49,7 +48,6 @@ from minigen.kernels.cpu.register_tiles import (
 )
 from minigen.kernels.cpu.simd import (
     FLOATS,
-    NUM_LANES,
     WORD_LANES,
     WORDS,
     OutsideKernelError,
@@ -61,28 +59,10 @@ from minigen.kernels.cpu.simd import (
     same,
     store,
 )
-from minigen.kernels.cpu.simd import zeros as aligned_zeros
 
-PARTS = 4  # panels that are multiplied together
-BLOCK = 128  # tokens whose products are kept until all panels of a task are done
 MOST_GROUPS = 18  # of two panels: 36 KiB as tiles, of the 48 KiB of an L1 cache
 SIXTEEN = (0,) * ROWS
-TILE = ROWS * NUM_LANES  # words of a tile
-ROW = PARTS * NUM_LANES  # products of a token
 _SHAPES = configuration(dict.fromkeys(range(NUM_TILES), (ROWS, ROW_BYTES)))
-
-
-class TileScratch(NamedTuple):
-    """What a worker needs on its way from packed codes to products; all parts start a cache line.
-
-    `codes` are panels as tiles of bfloat16, `steps` their scales and offsets as float32. The first
-    axis is workers.
-    """
-
-    codes: np.ndarray  # [parts, groups, 16 pairs of columns, 16 outputs]
-    steps: np.ndarray  # [parts, groups, 2, 16 outputs]
-    dots: np.ndarray  # [2, 16 tokens, 16 outputs]
-    products: np.ndarray  # [BLOCK tokens, parts, 16 outputs]
 
 
 def by_tiles(weights: Any, num_tokens: int) -> bool:
@@ -102,19 +82,6 @@ def _by_tiles(weights, num_tokens):
         return lambda weights, num_tokens: True
     fewest = FEWEST_OF_CODES4 if weights.instance_class is Codes4 else FEWEST_OF_CODES8
     return lambda weights, num_tokens: num_tokens >= fewest
-
-
-def tile_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> TileScratch:
-    """Allocate scratch for products of up to `groups` groups, empty without AMX."""
-    parts, tile_sums = (0 if in_bfloat16 else PARTS), BLOCK * ROW
-    if not USE_TILES:
-        parts = tile_sums = 0
-    return TileScratch(
-        aligned_zeros((num_workers, parts * groups * TILE), np.int32),
-        aligned_zeros((num_workers, parts * groups * 2 * NUM_LANES), np.float32),
-        aligned_zeros((num_workers, 2 * TILE), np.float32),
-        aligned_zeros((num_workers, tile_sums), np.float32),
-    )
 
 
 @njit(inline="always")

@@ -14,10 +14,6 @@ Sources: Intel's Software Developer's Manual, volume 1, on programming with AMX,
 (LDTILECFG, TILELOADD, TDPBSUD, TDPBF16PS); Linux, Documentation/arch/x86/xstate.rst.
 """
 
-import ctypes
-import platform
-import sys
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,34 +21,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from minigen.kernels.cpu.simd import address, call, target_features
+from minigen.kernels.cpu.simd import address, call
 
-ROWS, ROW_BYTES = 16, 64  # of the largest tile
 NUM_TILES = 8
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 _I8, _I64, _VOID = ir.IntType(8), ir.IntType(64), ir.VoidType()
-
-
-@cache
-def permitted() -> bool:
-    """Ask Linux to let this process use tiles, and return whether it does."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    libc = ctypes.CDLL(None)
-    return bool(libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
-
-
-def has_tiles() -> bool:
-    """Return whether kernels may use tiles of bytes and bfloat16 in this process.
-
-    Numba must compile for a processor that has them, and the system must permit them.
-    """
-    features = target_features().split(",")
-    wanted = ("+amx-tile", "+amx-int8", "+amx-bf16")
-    return all(each in features for each in wanted) and permitted()
-
-
-USE_TILES = has_tiles()
 
 
 def configuration(shapes: dict[int, tuple[int, int]]) -> np.ndarray:

@@ -3,7 +3,8 @@
 Both products are `add_bfloat_dots` on the cache in place.
 """
 
-from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE
+from minigen.kernels.cpu.kv.tile_index import tile_start
 from minigen.kernels.cpu.register_tiles import add_bfloat_dots, add_stored, store_tile, zeros
 from minigen.kernels.cpu.simd import all_lanes, kernel, load, prefetch, store_bfloat16
 

@@ -15,7 +15,8 @@ makes the scale of its head NaN.
 import numpy as np
 
 from minigen.kernels.cpu.elementwise import TINY
-from minigen.kernels.cpu.kv.layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.kv.layout import CHUNK, TILE
+from minigen.kernels.cpu.kv.tile_index import tile_start
 from minigen.kernels.cpu.register_tiles import (
     add_byte_dots,
     add_scaled,

@@ -20,9 +20,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from minigen.kernels.cpu.simd import zeros
+from minigen.kernels.cpu.arrays.aligned import zeros
 
 TILE = 16  # tokens of a block in one SIMD vector
 CHUNK = 1024  # tokens whose keys, and then values, are processed together: they fit into L2
@@ -192,18 +191,3 @@ def make_scratch(
         totals,
         zeros((num_workers, shape.head_dim), np.uint8),
     )
-
-
-@njit(inline="always")
-def tile_at(shape, layer, half, block, head, tile):
-    """Return the first word of a tile of a block's keys (half 0) or values (half 1)."""
-    per_block = shape.block_size // TILE
-    of_block = ((block * shape.layers + layer) * 2 + half) * shape.kv_heads + head
-    return (of_block * per_block + tile) * shape.tile_words
-
-
-@njit(inline="always")
-def tile_start(shape, layer, half, table, head, tile):
-    """Return the first word of tile `tile` of the context with the block table `table`."""
-    per_block = shape.block_size // TILE
-    return tile_at(shape, layer, half, table[tile // per_block], head, tile % per_block)

@@ -1,0 +1,1 @@
+"""The arrays that kernels read and write; nothing here needs their compiler."""
