@@ -88,7 +88,7 @@ print(mine(80 * 10**9, 16 * 10**9, 131_072, 2048, 16), "sequences of 2,048 token
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. `allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and changes nothing. `share` adds an owner to each block. `release` takes an owner from each block, and returns the blocks that are now free. Sharing or releasing a free block raises an error of any kind. No method searches the pool: the work for one block must not grow with the number of blocks.
+# Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. `allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and changes nothing. `share` adds an owner to each block. `release` takes an owner from each block, and returns the blocks that are now free. Sharing or releasing a free block raises an error of any kind. No method searches all blocks: the work for one block must not grow with the number of blocks.
 
 # %%
 # exercise: minigen.kv_cache.block_allocator.BlockAllocator

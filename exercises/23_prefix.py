@@ -127,9 +127,9 @@ class RadixPrefixCache:
     """A prefix cache as a radix tree; the cache is one owner of each block that it stores.
 
     A sequence that uses a node uses all nodes above it, so the unused nodes are at the bottom of
-    the tree. A sequence releases its last block first, so in `_unused` (least recently used first)
-    a node always comes after all of its children. Therefore the first node of `_unused` is a leaf,
-    and evicting it is O(1).
+    the tree. A sequence releases its last block first, so in the order in which nodes fell out of
+    use, a node always comes after all of its children. Therefore the first of the unused nodes is
+    a leaf, and evicting it is O(1).
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int):

@@ -4,7 +4,7 @@ Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never al
 `allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and changes
 nothing. `share` adds an owner to each block. `release` takes an owner from each block, and
 returns the blocks that are now free. Sharing or releasing a free block raises an error of any
-kind. No method searches the pool: the work for one block must not grow with the number of
+kind. No method searches all blocks: the work for one block must not grow with the number of
 blocks.
 
 Check it:     minigen check exercises/21_blocks/block_allocator.py
