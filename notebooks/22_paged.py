@@ -286,7 +286,7 @@ for row, length in enumerate(context_lens[:2]):
 # %% [markdown]
 # The second row of the mask cuts off the last slot of block 5 and the whole of block 0, which only fills
 # up the table. (On a GPU, a [CUDA graph](../docs/glossary.md#cuda-graph) is recorded for a fixed batch
-# size, and an engine records only a few sizes, see chapter 15. So a smaller batch is filled up with
+# size, and an engine records only some sizes, see chapter 15. So a smaller batch is filled up with
 # padding rows, and these read and write block 0.)
 #
 # In the code below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's
@@ -352,11 +352,11 @@ print(f"ran: ⟨{paged.describe()['runner']}⟩")
 print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 
 # %% [markdown]
-# Play it again, step by step, beside the engine that reserves. A colour is a request, which keeps its
-# row on the right while it runs (an empty row waits for the next one); the number in a block is the
-# block's id; the pale part of a block holds nothing (the legend calls it *waste*). When a request's last
-# block is full, its table gets one block more, any that is free. The blocks of requests that have ended
-# go to others.
+# Play it again, step by step, with either engine: choose it above the picture. A colour is a request,
+# which keeps its row on the right while it runs (an empty row waits for the next one); the number in a
+# block is the block's id; the pale part of a block holds nothing (the legend calls it *waste*). As blocks
+# are needed, a request whose last block is full gets one block more, any that is free. The blocks of
+# requests that have ended go to others.
 #
 # Predict: in the engine that takes blocks as they are needed, what share of the slots in owned blocks is
 # empty, while requests wait?
@@ -379,12 +379,12 @@ def map_at(step, way):
 replay(
     map_at,
     max(map(len, states.values())),
-    "Blocks in the colours of their owners, and the block tables. With reservations most owned blocks "
-    "are pale: they hold nothing yet.",
+    "Blocks in the colours of their owners, and the block tables. With reservations (the other choice) "
+    "most owned blocks are pale: they hold nothing yet.",
     number="22.3",
     at=60,
     stride=4,
-    way=list(states),
+        way=list(reversed(states)),
 )
 
 # %% [markdown]
@@ -522,7 +522,8 @@ with using(22, slots_of=my_slots):
 
 # %% [markdown]
 # Then the pool itself. Like the package's, it must hold block 0, which padded tables may name, have the
-# attribute `block_size`, and begin with zeros (question 3 below says why).
+# attribute `block_size`, and begin with zeros (question 3 below says why). In the shapes, `*rows` stands
+# for any number of axes, also none.
 
 # %%
 task(22, "KVPool")
@@ -733,21 +734,21 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
-# reasons. Requests at once are counted only while one waits, which leaves out the first steps, when more
-# run in blocks (and the last ones, when few run in either). And a preempted request is computed again as
-# a whole prompt; without counting that, the gain is that of the line above. Why does that happen? A
-# request starts as soon as its prompt finds blocks, then all running answers grow, and once they have
-# grown beyond 64 blocks, some request loses its blocks and is computed again from its first token. With
-# long answers that happens again and again (the engine **thrashes**), so the share above depends on the
-# sampled text. Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how
-# much of the repeated work a prefix cache saves.
+# reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and those
+# first steps are left out (as are the last ones, when few run in either). And a preempted request is
+# computed again as a whole prompt; without counting that, the gain is that of the line above. Why does
+# that happen? A request starts as soon as its prompt finds blocks, then all running answers grow, and
+# once they have grown beyond 64 blocks, some request loses its blocks and is computed again from its
+# first token. With long answers that happens again and again (the engine **thrashes**), so the share
+# above depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with one that
+# reserves, and shows how much of the repeated work a prefix cache saves.
 #
 # ## Claims
 #
-# What papers and guides say, beside what this notebook found. (The paper's well-known 2-4 times is
-# throughput. vLLM runs 4.3 times as many requests at once as an engine that reserves the longest answer,
-# and 2.2 times as many as one that knows each answer's length.) The outcomes are computed from the
-# numbers.
+# What papers and guides say, beside what this notebook found. (The PagedAttention paper is known for 2-4
+# times the throughput; these are other numbers. In it, vLLM runs 4.3 times as many requests at once as an
+# engine that reserves the longest answer, and 2.2 times as many as one that knows each answer's length.)
+# The outcomes are computed from the numbers.
 
 # %% jupyter={"source_hidden": true}
 PAPER = "[Kwon et al. 2023](https://arxiv.org/abs/2309.06180)"

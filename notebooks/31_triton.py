@@ -358,10 +358,11 @@ explore(
 # ## Your turn: two loads and a store
 #
 # Seven kernels are yours in this chapter (an eighth is in the [exercises](../exercises/31_triton.ipynb)),
-# and a tuner at the end. `check` runs yours in the interpreter with every load and store watched, and
-# says the first thing that is wrong; `hint=1` helps. They are plain functions: `check` and `launch` turn
-# them into kernels, and take one with `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel
-# where its tensors are: on a CPU in the interpreter, or on a GPU.
+# and, at the end, a tuner, which tries sizes of a kernel and keeps the fastest. `check` runs yours in the
+# interpreter with every load and store watched, and says the first thing that is wrong; `hint=1` helps.
+# They are plain functions: `check` and `launch` turn them into kernels, and take one with `@triton.jit`
+# as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU in the interpreter,
+# or on a GPU.
 #
 # The first adds two vectors, one of them scaled. With the places $p \cdot B$ to $p \cdot B + B - 1$ of
 # program $p$:
@@ -868,8 +869,8 @@ picture(
 # ## What a layer moves
 #
 # Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators, and
-# as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns its
-# operators between the four matrix products. Of attention, it runs only the store of keys and values into
+# as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns all
+# its operators but the four matrix products. Of attention, it runs only the store of keys and values into
 # a pool. The cosines and sines of the positions are computed once per step, before the first layer, so
 # computing them is not counted. Loading them is: each of a token's 12 rotated heads (9 query heads and 3
 # key heads; values are not rotated) asks for them again, 24,576 of the kernel's 56,448 bytes, which a
@@ -1129,16 +1130,19 @@ reveal(31, pick_fastest=mine)
 #
 # Now read figure 31.10. A row of it is a kernel, and each light or dark piece is the registers of one
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
-# each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. The
-# grey rest lies in the four parts, and there it can be too small for one more warp: with 2 warps per
-# program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and 2,560 are left. (With 8, four
-# more warps would fit, but a program needs eight.) With 1 warp, a row does not fit into the registers of
-# 32 threads. Eight programs fit, but each spills: 32 threads times 304 bytes are 9.7 kB, beside a row of
-# 16 kB. Shared memory limits none of the five. A program takes at most 64 bytes of it, for the sums that
-# its warps exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared
-# memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of
-# 4,096 the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps
-# share a row, not 4, and a little because the engine's kernel is another one.)
+# each time. With half as many warps a thread has twice as many numbers, but not twice the registers,
+# because addresses and other values do not double. What changes is how many threads share these rows:
+# 2,048 at the top, 256 for 2 warps. The grey rest lies in the four parts, and there it can be too small
+# for one more warp: with 2 warps per program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part,
+# and 2,560 are left. (With 8, four more warps would fit, but a program needs eight.) With 1 warp, a row
+# does not fit into the registers of 32 threads. Eight programs fit, but each spills: 32 threads times 304
+# bytes are 9.7 kB, beside a row of 16 kB. Shared memory limits none of the five. A program takes at most
+# 64 bytes of it, for the sums that its warps exchange, and the 1 KiB of the system. These 1,088 bytes are
+# rounded up to 1,152, since shared memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145
+# programs would fit. (For rows of 4,096 the course's kernel took 62 registers per thread above. Here it
+# is 32: mostly because 8 warps share a row, not 4, and a little because the kernel and the type of its
+# numbers are others. With as many numbers per thread as there, the engine's kernel took 54 above, on an
+# A100.)
 #
 # ## The measurement again
 #
@@ -1152,18 +1156,19 @@ reveal(31, pick_fastest=mine)
 #
 # | quantity | formula | value |
 # |---|---|---|
-# | time of the parts: two norms and a gate | their bytes, counted on tensors without memory, over 3,350 GB/s | printed below |
+# | time of the parts: two norms and a gate | their bytes over 3,350 GB/s: those of operators counted on tensors without memory, those of kernels scaled from the counts above | printed below |
 # | weights of the products | 2 · 4,096 · 4,096 (queries, output) + 2 · 4,096 · 1,024 (keys, values) + 3 · 4,096 · 14,336 (gate, up, down) | 218 million |
 # | FLOPs of the products | 2 · 512 · weights | 223 billion |
 # | FLOPs of attention | 4 · 4,096 · 512 · 513 / 2: for each token that a token sees, 4,096 multiplications and additions for the score, and as many for the value | 2.2 billion |
 # | time of products and attention | both FLOPs over 989 TFLOP/s | printed below |
 # | gain of the layer | products, attention and parts by operators, over the same with parts by kernels | printed below |
 #
-# The model errs both ways. No kernel reaches the peak, so the products take longer, and the layer gains
-# less: a second line assumes half of the peak. Most of the operators' tensors have 4 to 15 MB, so an
-# H100's L2 can keep them for the next operator: it may fetch less from HBM than we count, and fusion
-# gains less. But operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for their
-# launches: there fusion gains more. So the two ratios below are a model's, and no limits.
+# The model errs both ways. It leaves out rotation and store, whose operators move many bytes, too (figure
+# 31.7): with them the layer gains more. No kernel reaches the peak, so the products take longer, and the
+# layer gains less: a second line assumes half of the peak. Most of the operators' tensors have 4 to 15
+# MB, so an H100's L2 can keep them for the next operator: it may fetch less from HBM than we count, and
+# fusion gains less. But operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing
+# for their launches: there fusion gains more. So the two ratios below are a model's, and no limits.
 
 # %%
 few, few_others = torch.randn(2, 16, 4096)
@@ -1210,14 +1215,15 @@ explore(
 
 # %% [markdown]
 # The kernel stays above the least only because each program asks for the weight, which a cache answers.
-# For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while each
-# launch takes longer. There, two things help: fewer kernels, and a recorded decode step that is launched
-# as a whole (a [CUDA graph](../docs/glossary.md#cuda-graph)). minigen's engine on a GPU does both. The
-# picture draws 24 kernels both ways. Its times are assumptions (from Python, a launch takes several
-# microseconds): move them. Between two kernels, of which the second needs the first one's result, the GPU
-# itself takes a moment, however they were launched. A kernel that takes longer than a launch hides the
-# next launch: from there on, the GPU no longer waits for the CPU, and a graph gains next to nothing. So
-# launches hurt in decode with few sequences, and not in a long prefill (chapter 17).
+# For one token, the bytes of these parts are not what counts: they are moved in a fraction of a
+# microsecond, while each launch takes longer. There, two things help: fewer kernels, and a recorded
+# decode step that is launched as a whole (a [CUDA graph](../docs/glossary.md#cuda-graph)). minigen's
+# engine on a GPU does both. The picture draws 24 kernels both ways. Its times are assumptions (from
+# Python, a launch takes several microseconds): move them. Between two kernels, of which the second needs
+# the first one's result, the GPU itself takes a moment, however they were launched. A kernel that takes
+# longer than a launch hides the next launch: from there on, the GPU no longer waits for the CPU, and a
+# graph gains next to nothing. So launches hurt in decode with few sequences, and not in a long prefill
+# (chapter 17).
 #
 # Some guides claim more: one kernel for all 80 layers of a 70B model would need two accesses to memory
 # instead of 160. They count only the row that goes from layer to layer. By hand, for one token of

@@ -10,6 +10,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from functools import cache
 from queue import SimpleQueue
@@ -60,7 +61,7 @@ def pool_of_one(num_phases: int = 8) -> ThreadPool:
 
 
 _RUN_LOCK = threading.Lock()
-Job = tuple[Callable[..., None], ThreadPool, int, tuple[Any, ...]]
+Job = tuple[Callable[..., None], Any, int, tuple[Any, ...]]  # function, pool, step, arguments
 
 
 def available_threads(wanted: int) -> int:
@@ -85,7 +86,7 @@ class Team:
 
     def __init__(self, num_threads: int):
         self.num_threads = num_threads
-        self._pools = make_pool(num_threads, 0)
+        self._set_pools(make_pool(num_threads, 0))
         self._step = 0
         self._jobs: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(num_threads - 1)]
         self._threads = [
@@ -96,6 +97,9 @@ class Team:
             thread.start()
         atexit.register(self.close)  # no thread may run machine code when Python exits
 
+    def _set_pools(self, pools: list[ThreadPool]) -> None:
+        self._pools, self._flat_pools = pools, [Flat(pool) for pool in pools]
+
     def run(self, num_phases: int, function: Callable[..., None], *args: Any) -> None:
         """Run `function(pool, step, *args)` on all threads and return when its work is done.
 
@@ -103,19 +107,20 @@ class Team:
         lock, and have at most `num_phases` phases. A thread that is late finds the step closed and
         skips it.
         """
-        if isinstance(function, CompiledFunction):
-            args = (Flat(*args),)  # once for all threads
         with one_at_a_time():
             self._step = self._step % 2**30 + 1
             if not has_counters(self._pools[0], num_phases):
-                self._pools = make_pool(self.num_threads, num_phases, self._pools[0].gate)
-            open_step(self._pools[0], self._step)
-            for jobs, pool in zip(self._jobs, self._pools[1:], strict=True):
+                self._set_pools(make_pool(self.num_threads, num_phases, self._pools[0].gate))
+            pools: SequenceOf[Any] = self._pools
+            if isinstance(function, CompiledFunction):  # then arguments are flattened once for all
+                pools, args = self._flat_pools, (Flat(*args),)
+            open_step(self._flat_pools[0], self._step)
+            for jobs, pool in zip(self._jobs, pools[1:], strict=True):
                 jobs.put((function, pool, self._step, args))
             try:
-                function(self._pools[0], self._step, *args)
+                function(pools[0], self._step, *args)
             except BaseException:  # workers still inside keep the old pool
-                self._pools = make_pool(self.num_threads, 0)
+                self._set_pools(make_pool(self.num_threads, 0))
                 raise
 
     def close(self) -> None:

@@ -48,51 +48,61 @@ class Flat:
     words: bytes
 
     def __init__(self, *values: Any):
+        words: list[int] = []
+        layout: list[str] = []
+        parts: list[bytes] = []
         self.values = []
-        parts: list[Flat] = []
         for value in values:
-            if isinstance(value, Flat):
+            if type(value) is Flat:
+                parts += [_packed(words), value.words]
+                words = []
+                layout.append(value.layout)
                 self.values += value.values
             else:
+                _flatten(value, words, layout)
                 self.values.append(value)
-            parts.append(value if isinstance(value, Flat) else _flat(value))
-        self.layout = "".join(each.layout for each in parts)
-        self.words = b"".join(each.words for each in parts)
+        self.layout = "".join(layout)
+        self.words = b"".join((*parts, _packed(words)))
 
 
-def _flat(value: Any) -> Flat:
-    words: list[int] = []
-    layout: list[str] = []
-    _flatten(value, words, layout)
-    made = Flat()
-    made.layout, made.words = "".join(layout), struct.pack(f"{len(words)}q", *words)
-    return made
+def _packed(words: list[int]) -> bytes:
+    return struct.pack(f"{len(words)}q", *words)
 
 
 def _flatten(value: Any, words: list[int], layout: list[str]) -> None:
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         if not value.flags.c_contiguous:
             raise TypeError("a compiled function takes contiguous arrays: use np.ascontiguousarray")
-        words.append(value.__array_interface__["data"][0])
+        words.append(_address(value))
         words.extend(value.shape)
         layout.append(f"{value.dtype.str}[{value.ndim}]")
+    elif kind is int or kind is np.int64:
+        words.append(int(value))
+        layout.append("i")
     elif isinstance(value, tuple):
-        layout.append(f"{type(value).__name__}(")
+        layout.append(f"{kind.__name__}(")
         for each in value:
             _flatten(each, words, layout)
         layout.append(")")
-    elif isinstance(value, bool | np.bool_):
+    elif kind is bool or kind is np.bool_:
         words.append(int(value))
         layout.append("b")
-    elif isinstance(value, int | np.int64):
-        words.append(int(value))
-        layout.append("i")
-    elif isinstance(value, float | np.float32):
-        kind = "f" if isinstance(value, np.float32) else "d"
-        words.append(int.from_bytes(struct.pack(kind, value), sys.byteorder))
-        layout.append(kind)
+    elif kind is float or kind is np.float32:
+        code = "d" if kind is float else "f"
+        words.append(int.from_bytes(struct.pack(code, value), sys.byteorder))
+        layout.append(code)
     else:
-        raise TypeError(f"a compiled function takes numbers and arrays, not {type(value).__name__}")
+        raise TypeError(f"a compiled function takes numbers and arrays, not {kind.__name__}")
+
+
+def _address(array: np.ndarray) -> int:
+    """Return where an array begins; a buffer knows that five times as fast as the array."""
+    buffer: Any = array  # its type hints lack that it is one
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    except (TypeError, ValueError):  # it is read-only, or empty
+        return array.ctypes.data
 
 
 class CompiledFunction:
