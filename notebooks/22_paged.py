@@ -384,7 +384,7 @@ replay(
     number="22.3",
     at=60,
     stride=4,
-        way=list(reversed(states)),
+    way=list(reversed(states)),
 )
 
 # %% [markdown]
