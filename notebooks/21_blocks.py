@@ -89,11 +89,11 @@ chapter_map("blocks")
 # %% [markdown]
 # ## A number that hurts
 #
-# Here are 24 questions of many kinds. The length of an answer is not known before it is written, so
-# the caller allows enough for the longest: 512 tokens here. A cache in one piece must reserve room
-# for all of them when the request begins, or copy everything when it grows (chapter 17). A place for the
-# keys and values of one token is called a [**slot**](../docs/glossary.md#slot) (in chapter 00, a
-# request's place).
+# Here are 24 questions of many kinds. The length of an answer is not known before it is written, so the
+# caller sets a limit: 512 tokens here, which cuts off answers that would be longer. A cache in one piece
+# must reserve room for all of them when the request begins, or copy everything when it grows (chapter
+# 17). A place for the keys and values of one token is called a [**slot**](../docs/glossary.md#slot) (in
+# chapter 00, a request's place).
 #
 # Predict: what share of the reserved slots will never hold a token? Replace `None` by a number of
 # per cent. (Numbers in ⟨ ⟩ are measured or depend on sampled text, so yours may differ a little.)
@@ -132,9 +132,9 @@ guess_waste.compare(100 * final_waste, "%", measured=True)
 # gives back becomes a hole again, joined with its neighbours. Where several holes are large enough,
 # **first fit** takes the first (in the code, `min`), **best fit** the smallest.
 #
-# `run_through` is a simulation: each running request gets one token per step, and waiting requests
-# start in order, as soon as they fit. All shares below are of the whole memory, averaged over the steps
-# in which at least one request waits. When no request waits, unused memory harms no one.
+# `run_through` is a simulation: each running request gets one token per step, and waiting requests start
+# in order, as soon as they fit. Unless the text says otherwise, a share is of the whole memory, averaged
+# over the steps in which at least one request waits. When no request waits, unused memory harms no one.
 
 
 # %%
@@ -343,10 +343,11 @@ measured("a running request holds, on average", held, "tokens")
 
 # %% [markdown]
 # So the number of requests at once flatters blocks as long as nothing is kept free: a large part of the
-# work is done twice. (The simulation counts steps, and no run takes fewer than its longest answer has
-# tokens, and one that finds the memory empty. What is computed again takes part of one step, however much
-# it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128 blocks kept free,
-# most of that is gone, and far more requests still run than with one piece each.
+# work is done twice. (The simulation counts steps. A run takes at least as many as its longest answer has
+# tokens, and a last one that finds the memory empty. What is computed again takes part of one step,
+# however much it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128
+# blocks kept free, much of that is gone; with 48, nearly all. Even then, far more requests run than with
+# one piece each. (Too few kept free repeat work; too many let requests wait.)
 #
 # ## How large a block?
 #
@@ -596,10 +597,10 @@ class BlockAllocator:
 my_allocator = check(21, BlockAllocator=BlockAllocator)
 
 # %% [markdown]
-# The same requests, in blocks that this allocator hands out, must take the same steps and leave the
-# same slots empty. And one argument puts it into the running engine, where each call is watched, so
-# that a mistake is reported where it was made. (As long as yours has not passed, `my_allocator` is
-# the package's.)
+# The same requests, in blocks that this allocator hands out, must take as many steps and leave as many
+# slots empty. And one argument puts it into the running engine, where each call is watched, so that a
+# mistake is reported where it was made. (As long as yours has not passed, `my_allocator` is the
+# package's.)
 
 
 # %%
@@ -630,7 +631,7 @@ for block_size in (16, 64):
     assert allocated.shares() == simple.shares()
     assert len(allocated.moments) == len(simple.moments)
 whose = "the package's" if my_allocator is package.BlockAllocator else "your"
-print(f"with {whose} allocator: the same steps, and the same slots empty")
+print(f"with {whose} allocator: as many steps, and as many slots empty")
 
 mine = load_model(weights="float32", num_blocks=64, allocator=my_allocator)
 print(mine.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
@@ -720,8 +721,9 @@ for name, allocator in {
     print(f"{name}: a table of {mark(in_blocks)} blocks falls into {mark(in_runs)} runs")
 
 # %% [markdown]
-# The gain is small. A prompt's blocks are allocated together, but an answer's come one at a time, and
-# by then the neighbour is taken. (vAttention, below, gets adjacent addresses in another way.)
+# The gain is small. A prompt's blocks are allocated together, but an answer's come one at a time: by then
+# the neighbour is often taken, and the function does not know which block it is. (vAttention, below, gets
+# adjacent addresses in another way.)
 #
 # ## The package's version
 #
@@ -782,7 +784,7 @@ verdicts(
         "blocks of 64",
         within(empty_16, 0, 4),
         "about (B - 1) / 2 slots per request are empty: in blocks of 16, requests must hold 180 "
-        "tokens on average",
+        "tokens on average (other slots are free, but too few for the next request)",
         VLLM,
         measured=True,
     ),
@@ -791,7 +793,7 @@ verdicts(
         f"{mark(scattered_in['blocks of 16'], '%')} of the slots are free but scattered, with one "
         f"piece per request {mark(scattered_in['longest, first fit'], '%')}",
         holds(scattered_in["blocks of 16"] == 0 < scattered_in["longest, first fit"]),
-        "any free block fits any request; nearly all of the waste that is left is internal",
+        "any free block fits any request; what is left is internal, or too little for the next request",
         PAPER,
         measured=True,
     ),
@@ -804,7 +806,7 @@ verdicts(
 #   leaves most of its memory empty.
 # - Internal fragmentation is memory that a request owns and does not fill. External fragmentation is
 #   free memory that is too scattered to use.
-# - Knowing all lengths helps, and still leaves half of the memory empty: an answer owns at its first step
+# - Knowing all lengths helps, and still leaves more than half of the memory empty: an answer owns at its first step
 #   what it fills at its last, and pieces of many sizes leave gaps.
 # - Blocks of one size end external fragmentation, and leave about $(B-1)/2$ empty slots per request,
 #   as long as requests are several blocks long.
@@ -838,9 +840,10 @@ verdicts(
 # - **[vLLM](https://github.com/vllm-project/vllm)** brought blocks and block tables
 #   ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its blocks have 16 tokens by default on most
 #   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
-#   content (prefix cache, chapter 23) can be taken out of the middle. Its V1 engine first had no
-#   copy-on-write, because it shared only full blocks, which are never written again; since 2026 hybrid
-#   models can continue from a part of a shared block, which is copied.
+#   content (prefix cache, chapter 23) can be taken out of the middle. Its present engine (V1) first had
+#   no copy-on-write, because it shared only full blocks, which are never written again; since 2026,
+#   models that mix attention with recurrent layers can continue from a part of a shared block, which is
+#   copied.
 # - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default on most GPUs (a
 #   page, its word for a block, has one token; on Blackwell 64): with one token no internal waste at all,
 #   and the longest tables.

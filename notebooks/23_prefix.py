@@ -338,9 +338,9 @@ picture(
 # where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So the
 # *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
-# third part. It is not saved either. And in chapter 17's formula $t_0$ is the overhead alone, and beside
-# it stands a maximum. By it, TTFT stops falling when so few tokens are left that reading the weights
-# takes longer than their arithmetic.)
+# third part. It is not saved either. Chapter 17's formula is the larger of reading and arithmetic, plus
+# an overhead. When so few tokens are left that reading the weights takes longer than their arithmetic,
+# TTFT stops falling; that time is part of $t_0$ here.)
 #
 # Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
 
@@ -384,10 +384,11 @@ picture(
 )
 
 # %% [markdown]
-# TTFT falls about along a straight line, as the formula says, but above the dashed one: extended to 100
-# %, it would end at $t_0$ as a part of the whole. (The last point still computes 16 tokens. Each point is
-# the better of two runs; run the cell again to see how far the points move.) For a short prompt, $t_0$ is
-# a larger part of the whole. The chat's fourth turn shows it, too: its prompt is short, and its TTFT fell
+# By the formula, TTFT falls along a straight line above the dashed one: extended to 100 %, it would end
+# at $t_0$ as a part of the whole. (The last point still computes 16 tokens. Each point is the better of
+# two runs; run the cell again to see how far the points move. A point below the dashed line means that
+# the machine was busy with something else in the run without the cache.) For a short prompt, $t_0$ is a
+# larger part of the whole. The chat's fourth turn shows it, too: its prompt is short, and its TTFT fell
 # by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
@@ -551,8 +552,9 @@ guess_clock.compare(found_dated)
 # their own. Find the pool below which histories are evicted before their user is back, and compare it
 # with the blocks that all prompts together need. Whose histories are still found in the smallest pool?
 # (With 20 users and 256 shared tokens, nothing is evicted from 177 blocks on (on the slider: 180): 176
-# for all prompts, and one for a last block that is computed again. In 50 blocks, the last four users
-# still find all of theirs but the last block, which is always computed again.)
+# for all prompts, and one because 384 tokens are exactly 24 blocks, so a full hit computes the last one
+# again, in a block of its own. In 50 blocks, the last four users still find all of theirs but the last
+# block, which is always computed again.)
 
 
 # %%
@@ -649,8 +651,8 @@ print("tokens computed in each turn of the chat:", [each[2] for each in chat(gro
 # The second step makes it a whole prefix cache. Blocks that are kept for ever fill the memory, so the
 # engine asks for some of them back: `evict(count)`. A block may go if no sequence *uses* it. Users are
 # counted apart from owners: the engine calls `acquire` when a sequence that uses blocks is forked, and
-# `release` when one ends. `insert` counts no user for the blocks before `first`: this sequence is counted
-# there already.
+# `release` when one ends, is preempted, or does not fit after `match`. `insert` counts no user for the
+# blocks before `first`: this sequence is counted there already.
 
 # %%
 task(23, "RadixPrefixCache")
@@ -728,7 +730,8 @@ my_cache = check(23, RadixPrefixCache=RadixPrefixCache)
 # ## The package's version
 #
 # One argument puts it into the engine, with memory for 4 blocks only, so that it has to evict. (It never
-# evicts the beginning that all questions share, so it finds as much as with more memory.)
+# evicts the two blocks that all questions share. No prompt has more than 48 tokens, so with more memory
+# it would find no more.)
 
 # %%
 tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=4)
@@ -768,7 +771,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.protocols import BlockAllocator as Allocator
-from minigen_course.ch23_prefix.hunt import Name
+from minigen_course.ch23_prefix.hunt import Name  # (salt, all tokens up to the block's end)
 
 
 class ChainedPrefixCache:
@@ -893,9 +896,8 @@ verdicts(
         f"half of 256 tokens found: {mark(long[0.5], '', 2)} of the time; three quarters of 64 "
         f"found: {mark(short[0.75], '', 2)}",
         holds(max(off.values()) <= 0.1),
-        "read as: at most 0.1 away from the share that is left, for both lengths. What every "
-        "step costs "
-        "is never saved, and in a short prompt it is a large part. To halve the time, as guides promise, "
+        "read as: at most 0.1 away from the share that is left, for both lengths. By the formula, "
+        "what every step costs is never saved, and in a short prompt it is a large part. To halve the time, as guides promise, "
         "more than half of the prompt must be found",
         measured=True,
     ),
@@ -918,7 +920,7 @@ verdicts(
         "With a prefix cache, a turn of a chat computes only what is new in it",
         f"{sum(new_tokens)} tokens are new in four turns, {sum(computed)} were computed",
         within(more, 1, 1.05),
-        "blocks are shared whole: the rest of the last block is computed again at every turn",
+        "blocks are shared whole: from the second turn on, the rest of the last block is computed again, and the last token of the answer before is computed first",
     ),
 )
 

@@ -250,9 +250,9 @@ picture(
 # $t_{fixed} + n \cdot t_{add} = 2 (t_{fixed} + t_{add})$, so if $n \cdot t_{add} = t_{fixed} + 2 \cdot
 # t_{add}$. Divide by $t_{add}$: $n = k + 2$.
 #
-# The formula with the sum lies nearer to what was measured where reading and computing hardly
-# overlap, or where much of a small step is overhead. What does a doubling to $N$ sequences gain? With
-# the knee at $k$, the formula with the sum says
+# The formula with the sum lies nearer to what was measured where reading and computing hardly overlap, or
+# where much of a small step is overhead. What does a doubling to $N$ sequences gain? Tokens per second
+# are $n / t(n)$, so it is $2\, t(N/2) / t(N) - 1$. With the knee at $k$, the formula with the sum says
 #
 # $$\frac{t_{fixed} + N/2 \cdot t_{add}}{t_{fixed} + N \cdot t_{add}} \cdot 2 - 1 = \frac{k}{k + N}.$$
 #
@@ -297,13 +297,15 @@ for context in (1000, 8000):
 
 # %% [markdown]
 # On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
-# the larger card both limits come at about 200: memory holds 211, and from nearly 200 on the arithmetic
-# (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes longer than all
-# reading. (Here the weights are stored in 8 bits, and turned into bfloat16 before they are multiplied.
-# This card can also multiply numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic
-# takes longer than all reading only from thousands of sequences on, so memory alone ends the batch.) And
-# the reading of keys and values is not shared: it grows with the number of sequences and with their
-# length. So a long context ends the gain of batching earlier than a short one.
+# the larger card, an H200, both limits come at about 200: memory holds 211, and from nearly 200 on the
+# arithmetic (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes
+# longer than all reading (at 4,800 GB/s). By hand: a sequence adds 0.143 ms of arithmetic and 0.068 ms of
+# reading, and the weights take 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
+# stored in 8 bits, and turned into bfloat16 before they are multiplied. This card can also multiply
+# numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes longer than all reading
+# only from thousands of sequences on, so memory alone ends the batch.) And the reading of keys and values
+# is not shared: it grows with the number of sequences and with their length. So a long context ends the
+# gain of batching earlier than a short one.
 #
 # ## The smallest scheduler
 #
@@ -587,14 +589,14 @@ for budget in (1024, 64):
 # with a budget of 16. Yet all is done a little earlier: a decode that rides in a chunk's step costs
 # its own arithmetic only.
 #
-# Do the readers pay, too? With a budget of 64, the prefill takes ten steps of 33 ms; with 16, it
-# takes 50 steps of 9 ms. So with 16 most of their tokens come during the prefill, and the median gap
-# rises from 5 to 9 ms. But they get a token in every one of these steps, so their answers are
-# complete earlier. The price of a small budget is the long prompt's TTFT. A budget below the knee
-# makes no sense, because such a step would take no less time; this clock's knee is at 8 tokens. So 16
-# to 64 are good budgets **here**: their gaps are far below 100 ms, and which of them to take depends
-# on how long a prompt may wait. A large GPU has its knee at hundreds of tokens, and engines on it use
-# 512 to 16,384.
+# Do the readers pay, too? With a budget of 64, the prefill takes ten steps of 33 ms; with 16, it takes 50
+# steps of 9 ms. So with 16 most of their tokens come during the prefill, and the median gap rises from 5
+# to 9 ms. But they get a token in every one of these steps, so their answers are complete earlier. The
+# price of a small budget is the long prompt's TTFT. A budget below the knee makes no sense, because such
+# a step would take no less time; this clock's knee is at 8 tokens. (A token of a prompt costs as much
+# arithmetic here as a sequence that decodes, so the knee counts tokens, too.) So 16 to 64 are good
+# budgets **here**: their gaps are far below 100 ms, and which of them to take depends on how long a
+# prompt may wait. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 16,384.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts that
 # its steps were the same, to the token.
@@ -773,9 +775,9 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
 #
 # ## Drag it: all knobs on the same arrivals
 #
-# Choose the policy, the batch slots, the token budget and the number of blocks. Find the fewest steps, and
-# then the fewest blocks that still give them. With these settings, how many more steps do 30 blocks take?
-# (The answers are below the figure.)
+# Choose the policy, the batch slots, the token budget and the number of blocks. Find the fewest steps,
+# and then the fewest blocks that still give them. With the best settings, how many more steps do 30
+# blocks take? (The answers are below the figure.)
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -924,8 +926,10 @@ print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outp
 # The exercises' own versions open once yours have passed. The engine's scheduler does all of this, and a
 # little more: priorities, several answers to one prompt that fork after it (chapter 22), and no more work
 # per step when ten thousand requests wait. In its code, a rank is (priority, arrival), and siblings are
-# the other answers to one prompt. Drafts are tokens guessed ahead, which one step verifies (speculative
-# decoding); no run of this chapter has any, so the lines about them can be skipped.
+# the other answers to one prompt. `_group` puts decodes before prompts. (This is not the order of
+# arrival, so a victim may already be in the batch; then its tokens return to the budget.) Drafts are
+# tokens guessed ahead, which one step verifies (speculative decoding); no run of this chapter has any, so
+# the lines about them can be skipped.
 
 # %%
 reveal(24, SlotScheduler=my_slots, ChunkingScheduler=my_chunks, PreemptingScheduler=mine)
@@ -978,9 +982,10 @@ measured("static over continuous, in seconds", static_seconds / continuous_secon
 # again at night, get perfect answers.*
 #
 # Find the mistake. First reproduce it with a test that fails on this scheduler and passes on every right
-# one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` runs it
-# in the real engine around a toy model, whose next token follows from all that it reads. Your test
-# is judged as well, on schedulers that are right and on some with a mistake of the same family.
+# one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` (it returns
+# `answers`, `streamed`, which is what each client received, and `num_preempted`) runs it in the real
+# engine around a toy model, whose next token follows from all that it reads. Your test is judged as well,
+# on schedulers that are right and on some with a mistake of the same family.
 #
 # This bug has happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080) computed
 # only the prompt of a preempted request, and [vLLM's plugin for

@@ -117,7 +117,7 @@ chapter_map("attention", "GPU kernels")
 # time. (A **MB** is a million bytes; a MiB is 2²⁰ = 1,048,576 bytes.)
 #
 # Queries, keys and values of 2,048 tokens take 8 MB in this model, and the result takes 5 MB. Predict:
-# how many MB exist at the same time on the way?
+# how many MB of new tensors exist at the same time on the way?
 
 # %%
 guess_peak = predict("How many MB exist at once, for 2,048 tokens?", None, within=2)
@@ -194,9 +194,10 @@ print(f"{len(scores)} keys, the maximum is {highest:.2f}, the sum {weight_sum:.2
 # %% [markdown]
 # ## Why it needs the whole row
 #
-# The sum needs the maximum, and each weight needs the sum. So all scores must be known before the
-# first value can be added, and they must be kept until then (or be computed three times). For one
-# query that is a row. For a prompt it is the matrix.
+# The sum needs the maximum, and each weight needs the sum. So all scores must be known before the first
+# value can be added, and they must be kept until then (or be computed three times). For one query that is
+# a row. For a prompt it is the matrix. (Queries could be taken a few at a time. But then a strip of
+# scores as long as the text must be kept, and for a long text it does not fit on the chip.)
 #
 # Can it be done if each key and its value are seen only once? Think before you read on.
 #
@@ -543,7 +544,7 @@ picture(
 # read.) For a prompt the comparison is not about memory alone: the written-out version also computes the
 # masked half of the scores, which tiles skip, and copies keys and values.
 #
-# For one new token there is no matrix, only a row of scores. Chapter 14's version does something else
+# For one new token there is no matrix, only a row of scores. The written-out version does something else
 # besides: it copies the keys and values for every query head that shares them. So there is a
 # **control**: the same three steps, written out, with the scores in memory, but on **grouped** heads.
 # The query heads that share a KV head become one small matrix, and keys and values are views, not
@@ -599,12 +600,13 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 # registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. What
 # the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay on the chip.
 #
-# The picture (not to scale) shows one **program** (one run of the kernel) and its tile
-# $i$ of 128 queries, for a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile
-# $j$ of 64 keys it loads $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$,
-# rescales $\ell$ and $O_i$ by $e^{m - m'}$, and adds $P V_j$ to $O_i$. From tile to tile it keeps $m$ and
-# $\ell$, a number for each query, and $O_i$, a row for each query. At the end it writes $O_i / \ell$.
-# Nothing that has a row for each query **and** a column for each key of the prompt exists anywhere.
+# The picture (not to scale) shows one **program** (one run of the kernel) and its tile $i$ of 128
+# queries, for a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile $j$ of 64
+# keys it loads $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores, the new maximum and the weights
+# $P$, rescales $\ell$ and $O_i$ by $e^{m - m'}$, and adds the rows' sums of $P$ to $\ell$ and $P V_j$ to
+# $O_i$. From tile to tile it keeps $m$ and $\ell$, a number for each query, and $O_i$, a row for each
+# query. At the end it writes $O_i / \ell$. Nothing that has a row for each query **and** a column for
+# each key of the prompt exists anywhere.
 
 # %%
 picture(
@@ -766,7 +768,8 @@ reveal(32, unmasked_kernel=my_unmasked)
 #    $(r \cdot H_q + h) \cdot d + x$. With 4 query heads of 16 numbers, row 2 of head 1 begins at
 #    (2 · 4 + 1) · 16 = 144. Keys and values have $H_{kv}$ heads; head $h$ uses KV head
 #    $\lfloor h / (H_q / H_{kv}) \rfloor$.
-# 2. **Masks.** The last tile may have rows that do not exist; they are neither loaded nor stored. On
+# 2. **Masks.** The last tile may have rows that do not exist; they are neither loaded nor stored. The
+#    last tile of keys needs a mask, too, and masked loads `other=0.0`: a weight of 0 times nan is nan. On
 #    the diagonal, a key after the query's position gets the score −∞ (`tl.where(condition, a, b)`), whose
 #    weight is 0. Weights are float32; `tl.dot` wants both tiles of one dtype: `weights.to(values.dtype)`.
 #    `tl.minimum` is the smaller of two.
@@ -918,7 +921,7 @@ picture(
 #
 # ## The package's kernel
 #
-# The engine's kernel does what yours does, and four things more. It finds keys and values through block
+# The engine's kernel does what yours does, and more. Above all, it finds keys and values through block
 # tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the loop
 # twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
 # Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
@@ -971,7 +974,7 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 #
 # 192 of 255 sounds possible. But the weights in 16 bits, queries or keys on their way into the tensor
 # cores, $m$, $\ell$ and all addresses come on top. The compiler knows the rest. Here it compiles your
-# kernel for an A100 (`sm_80`) and an H100 (`sm_90`), without having one, for heads of 128 numbers:
+# kernel for an A100 (`sm_80`) and an H100 (`sm_90`), without having one, for heads of 128 numbers in bfloat16:
 
 # %%
 guess_spilled = predict("128 x 64 spills with 4 warps: how many bytes with 8?", None, within=2)
@@ -1021,7 +1024,7 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # mask, as that of Megatron-LM, NVIDIA's training library, reads half of the scores: 293 µs instead of the
 # 333 below.) In tiles, what programs load again comes either from memory, or from the L2 cache if keys
 # and values find room there; then memory gives them once. One layer of Llama-3-8B's shape (32 heads of
-# 128, 8 KV heads), 2,048 tokens, bfloat16:
+# 128, 8 KV heads), 2,048 tokens, bfloat16, in tiles of 128 queries by 64 keys:
 
 # %%
 h100, q_heads, kv_heads, head_dim, n = MACHINES["H100 SXM"], 32, 8, 128, 2048
@@ -1099,7 +1102,7 @@ verdicts(
         "FlashAttention is 2 to 4 times as fast as standard attention on a GPU",
         f"modelled for a prompt of {n:,} tokens on an {h100.name}: bytes and operations allow "
         f"{low:.1f} to {high:.1f} times; on this CPU torch's fused operator is "
-        f"{mark(gains['a prompt of 2,048'], 'times')} as fast as chapter 14's",
+        f"{mark(gains['a prompt of 2,048'], 'times')} as fast as written out",
         NOT_TESTED,
         "the traffic of scores is saved; how much that was depends on chip, length and baseline, "
         "and no GPU ran here",

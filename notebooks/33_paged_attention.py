@@ -363,9 +363,9 @@ torch.testing.assert_close(mixed, attention(q, k, v))
 print("nine programs, one for each query head: the attention is right")
 
 # %% [markdown]
-# Weights are powers of two, as in chapter 32: $e^x = 2^{x \log_2 e}$, and a GPU has an instruction
-# for $2^x$. The factor $\log_2 e = 1.44$ is in `scale` already, next to the $1/\sqrt d$ of
-# attention.
+# Weights are powers of two, as in the package's kernel of chapter 32 (yours took `tl.exp`):
+# $e^x = 2^{x \log_2 e}$, and a GPU has an instruction for $2^x$. The factor $\log_2 e = 1.44$ is in
+# `scale` already, next to the $1/\sqrt d$ of attention.
 #
 # ## Why it is slow
 #
@@ -789,12 +789,12 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
     print(f"{reached / h100.bandwidth:.0%} of the bandwidth")
 
 # %% [markdown]
-# That explains the second number that hurts. Eight programs with a tile each cannot use the memory,
-# even if no processor had anything to compute. The remedy is more programs, and up to a point more bytes
-# in flight for each program. (A processor's own path to L2 carries only some 64 bytes per clock, so eight
-# of them cannot fill the memory in any case; the model below leaves this out.) The package's kernel has
-# room for one tile of keys and values, and asks for the next when both products of this one are done.
-# Other programs on its processor load meanwhile.
+# That explains the second number that hurts. Eight programs with a tile each cannot use the memory, even
+# if no processor had anything to compute. The remedy is more programs, and up to a point more bytes in
+# flight for each program. (One processor's own path to L2 carries some 64 bytes per clock, and all
+# together get fewer each, so eight of them cannot fill the memory in any case; the model below leaves
+# this out.) The package's kernel has room for one tile of keys and values, and asks for the next when
+# both products of this one are done. Other programs on its processor load meanwhile.
 #
 # (Of the two kernels below, `paged_decode_kernel` is the first pass of rung three, and
 # `join_splits_kernel` the second.) How many programs fit onto one SM at the same time (and so its
@@ -856,10 +856,11 @@ guess_tail = predict(
 )
 
 # %% [markdown]
-# The times of the next picture come from a **model** with two assumed constants. A program takes 1
-# µs for a tile of 64 tokens, however idle the chip is: it waits for the table's entry, then for the
-# keys, and computes. The second pass, to which we come, costs 3 µs to start. All programs together
-# read no faster than the memory gives. No GPU has confirmed either constant here.
+# The times of the next picture come from a **model** with two assumed constants. A program takes 1 µs for
+# a tile of 64 tokens, however idle the chip is: it waits for the table's entry, then for the keys, and
+# computes. The second pass, to which we come, costs 3 µs to start, and its parts are written and read at
+# the memory's full rate, so it grows with the number of splits. All programs together read no faster than
+# the memory gives. No GPU has confirmed either constant here.
 #
 # On the left, each row is a processor, and blue means that it works. (Waves alternate between two blues;
 # within each, darker is more programs at once.) At the right edge of that panel is the tail. On the right
@@ -1146,11 +1147,11 @@ explore(
 #
 # $$P \cdot N \cdot b \;\ge\; \beta \cdot t \qquad\Longrightarrow\qquad N \ge \frac{\beta\, t}{P\, b}$$
 #
-# By hand, for the lone chat: $P = 8$ programs, $b = 32{,}768$ bytes, $t = 1$ µs. $\beta t = 3.35$
-# MB, so $N \ge 3{,}350{,}000 / 262{,}144 = 12.8$; the next power of two is 16. The length of the
-# context is not in the formula. The formula asks that all $P \cdot N$ programs fit on the chip at
-# the same time, and that each split has several tiles. More splits than that buy nothing, and their
-# parts cost a little.
+# By hand, for the lone chat: $P = 8$ programs, $b = 32{,}768$ bytes, $t = 1$ µs. $\beta t = 3.35$ MB, so
+# $N \ge 3{,}350{,}000 / 262{,}144 = 12.8$; the next power of two is 16. (We try powers of two only:
+# `SPLITS` is a constant, so each number is compiled by itself.) The length of the context is not in the
+# formula. The formula asks that all $P \cdot N$ programs fit on the chip at the same time, and that each
+# split has several tiles. More splits than that buy nothing, and their parts cost a little.
 #
 # But $t$ is assumed. If a tile took half as long, would the best number of splits grow or fall?
 
@@ -1160,10 +1161,10 @@ guess_best = predict(
 )
 
 # %% [markdown]
-# Drag the two constants. On the left, each bar is the modelled time for a number of splits, the
-# best one in orange; the dashed line is the memory alone. On the right, the orange line is the best
-# number of splits for every latency of a tile, and the dot is where the sliders stand. The other
-# two lines assume another start of the second pass.
+# Drag the two constants. On the left, each bar is the modelled time for a number of splits, the best one
+# in orange; the dashed line is the memory alone. On the right, the orange line is the best number of
+# splits for every time of a tile, and the dot is where the sliders stand. The other two lines assume
+# another start of the second pass.
 
 
 # %%
@@ -1205,9 +1206,9 @@ guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 # µs, where one program per KV head nearly fills the memory; no real processor loads that fast. **How
 # much** it helps depends on them: the gain differs severalfold. A measurement on the chip has to say it.
 #
-# The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor, 128
-# tokens or more for each part on average (of the longest context), and 64 splits at most. Beside it, what
-# the model finds best with 1 µs and 3 µs:
+# The engine cannot know $t$. It has a rule, `num_splits`: a power of two that gives at most four programs
+# for each processor (1 if there are more already), 128 tokens or more for each part on average (of the
+# longest context), and 64 splits at most. Beside it, what the model finds best with 1 µs and 3 µs:
 
 # %%
 show(num_splits)
@@ -1277,7 +1278,7 @@ verdicts(
         holds(table_share >= 0.1),
         "a block's entry is 8 bytes beside thousands; what was slow was the copy. The wait for the entry "
         "costs time, which bytes do not show: Kwon et al. 2023 (section 7.1) measured 20 to 26 % "
-        "more time for their whole paged kernel than for FasterTransformer's",
+        "more time for their whole paged kernel than for FasterTransformer's, which has no pages",
     ),
     Claim(
         "More splits cost much traffic, because their parts are written and read again",

@@ -194,10 +194,11 @@ guess_share.compare(
 #   ([SIMD](../docs/glossary.md#simd): single instruction, multiple data).
 # - **FMA**, *fused multiply-add*, is a vector instruction that computes $a \times b + c$ in each
 #   lane, rounded once.
-# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes, `vpdpbusd`: in each lane it multiplies
-#   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
-#   of this kind is `sdot`. Newer processors have one for two pairs of bfloat16 numbers, too: minigen's
-#   bfloat16 form uses Intel's and AMD's, where there is no AMX (see below).
+# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes, `vpdpbusd`: in each lane it
+#   multiplies four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's
+#   instruction of this kind is `sdot`; below, each of them is a **byte instruction**. Newer processors
+#   have one for two pairs of bfloat16 numbers, too: minigen's bfloat16 form uses Intel's and AMD's, where
+#   there is no AMX (see below).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -234,7 +235,7 @@ def add_up_again(numbers, times):
 
 picture(
     draw.machine(),
-    "The stores between memory and a core, with usual sizes (yours may differ). Data moves in whole "
+    "The stores between memory and a core, with usual sizes (yours may differ). Data moves between memory and caches in whole "
     "cache lines, and computing happens in registers only.",
     number="34.1",
 )
@@ -998,10 +999,11 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #   sum's 268 MB. So the sum of the first cell need not be the longest bar.
 # - Compare the bars with each other, and not with other cells' times, which were taken at other moments,
 #   one loop at a time.
-# - With AVX-512 panels need about 28 instructions per row (about 25 for each of 18 groups, shared by 16
-#   rows), and the loop by rows about 90 (about 10 for each of 9 registers). In a cache panels gain less
-#   than that, because calling the function from Python and starting its threads take a few µs of each,
-#   and because they may come near what the L2 cache (figure 34.1) delivers.
+# - With AVX-512 panels need about 28 instructions per row (about 25 for each of 18 groups: 8 loads, 8
+#   byte instructions, the rest for start, scales and the loop; shared by 16 rows), and the loop by rows
+#   about 90 (about 10 for each of 9 registers). In a cache panels gain less than that, because calling
+#   the function from Python and starting its threads take a few µs of each, and because they may come
+#   near what the L2 cache (figure 34.1) delivers.
 # - Real programs report gains of this kind, though their kernels for prompts also multiply several tokens
 #   by each load, as the next section does. With 6-bit weights in panels (it says
 #   *interleaved rows*), llama.cpp on two ARM
@@ -1215,10 +1217,10 @@ for name, share in kinds.items():
 # $256 \cdot 2 - 512 = 0$.
 #
 # Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
-# rounded a minimum of eight steps by up to 1/256 of a step. An offset is at most 32,767, up or
-# down, so a minimum of 128 steps or more has none. The numbers of such a group are nearly equal; the package gives it wider steps, and
-# rounds its codes again.) The exercise asks for the first formula, with $m$; the cell after it gives it minima that
-# were rounded as offsets are.
+# rounded a minimum of eight steps by up to 1/256 of a step (8 / 2¹¹). An offset is at most 32,767, up or
+# down, so a minimum of 128 steps or more has none. The numbers of such a group are nearly equal; the
+# package gives it wider steps, and rounds its codes again.) The exercise asks for the first formula, with
+# $m$; the cell after it gives it minima that were rounded as offsets are.
 
 # %%
 task(34, "multiply_codes")
@@ -1575,13 +1577,12 @@ print(
 # The ± is a 95 % interval from the differences at each token, as if tokens were independent, so it
 # is rather too narrow.
 #
-# This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
-# the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**
-# ([chapter 35](35_quantization.ipynb) takes float weights for it, and compares methods). (The row
-# of int4 below shows only what inputs in bytes, minima in 256ths of a step, and a KV cache in bfloat16
-# add.) Rounding these weights
-# to 8 bits is a test of 8 bits on *this* model; whether the original would lose as little is not
-# tested either. Keys and values are computed, and no file has rounded them before, so
+# This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only the
+# original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here** ([chapter
+# 35](35_quantization.ipynb) takes float weights for it, and compares methods). (The row of int4 below
+# shows only what inputs in bytes, minima in 256ths of a step, and attention in bfloat16 add.) Rounding
+# these weights to 8 bits is a test of 8 bits on *this* model; whether the original would lose as little
+# is not tested either. Keys and values are computed, and no file has rounded them before, so
 # `kv_cache_dtype="int8"` is tested fairly, in short contexts.
 
 # %%
@@ -1767,13 +1768,13 @@ verdicts(
 #   They raise the flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
 #   bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
-#   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
-#   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up
-#   the columns whose inputs are large. [LLM.int8()](https://arxiv.org/abs/2208.07339) keeps outlier
-#   columns of the inputs in 16 bits. vLLM, SGLang and TensorRT-LLM run files that GPTQ and AWQ
-#   made. llama.cpp's [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the
-#   scales, too. [EXL2](https://github.com/turboderp-org/exllamav2), ExLlamaV2's format, gives each matrix
-#   its own number of bits, chosen by measured errors, so that a file reaches a wanted mean.
+#   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**): GPTQ
+#   corrects the weights still to be rounded for the errors of those before, and AWQ scales up the columns
+#   whose inputs are large. [LLM.int8()](https://arxiv.org/abs/2208.07339) keeps outlier columns of the
+#   inputs in 16 bits. vLLM, SGLang and TensorRT-LLM run files that GPTQ and AWQ made. llama.cpp's
+#   [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the scales, too.
+#   [EXL2](https://github.com/turboderp-org/exllamav2), ExLlamaV2's format, gives each matrix its own
+#   mixture of bits, chosen by measured errors, so that a file reaches a wanted mean.
 # - The KV cache can go below 8 bits: [KIVI](https://arxiv.org/abs/2402.02750) stores keys with
 #   scales per channel (a number of the head, over many tokens) and values with scales per token, in 2 bits.
 # - On GPUs, **ExLlamaV2**, [Marlin](https://github.com/IST-DASLab/marlin) (in vLLM) and

@@ -686,7 +686,7 @@ for name, link in LINKS.items():
 #
 # The latencies are assumptions. Our $\alpha$ is of the right size for NVLink and InfiniBand, and too
 # long for PCIe. To see this, compare it with the latencies with which [NCCL
-# plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc). It has three **protocols**: LL
+# plans](https://github.com/NVIDIA/nccl/blob/v2.26.2-1/src/graph/tuning.cc). It has three **protocols**: LL
 # (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal;
 # LL128 does the same with less room for marks; Simple sends large pieces with a signal after each. By
 # its plan an all-reduce also has a fixed cost, 6.6 µs or more, which our model does not have. The
@@ -696,13 +696,14 @@ for name, link in LINKS.items():
 # |---|---|---|---|---|
 # | NVLink | 0.6, 1.9, 3.4 | 2 | 6.6 + 14 · 0.6 = 15 | 12 to 28 |
 # | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 70 |
-# | InfiniBand | 2.7 and more (any network) | 5 | 6.6 + 14 · 2.7 = 44 or more | 32 to 71 |
-# | Ethernet | 2.7 and more (any network) | 30 | the same 44 or more | 212 to 429 |
+# | InfiniBand | 5.0 and more (any network, one card per machine) | 5 | 6.6 + 14 · 5.0 = 77 or more (a tree: 6.8 + 6 · 5.0 = 37) | 32 to 71 |
+# | Ethernet | 5.0 and more (the same) | 30 | the same 77 or more | 212 to 429 |
 #
-# Our times for NVLink lie around those of NCCL's plan. Our times for PCIe are too long for cards that use
-# LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a message over
-# TCP, the usual protocol of networks, passes the operating systems of two machines. (Ethernet cards with
-# RoCE write like InfiniBand's.) Nothing here was measured on such links.
+# Our times for NVLink and InfiniBand lie around those of NCCL's plan. Our times for PCIe are too long for
+# cards that use LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a
+# message over TCP, the usual protocol of networks, passes the operating systems of two machines.
+# (Ethernet cards with RoCE, *RDMA over Converged Ethernet*, write like InfiniBand's.) Nothing here was
+# measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -792,8 +793,8 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # in this section was run on several GPUs: none were at hand. What did run is the same code of a rank in
 # Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three ranks on the first four
 # layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three
-# ranks. What you read about NCCL and links comes from NVIDIA's documents. Three things differ from the
-# ranks on CPUs; a fourth, CUDA graphs, follows the next cell.
+# ranks. What you read about NCCL and links comes from NVIDIA's documents, NCCL's source, and one report
+# of users. Three things differ from the ranks on CPUs; a fourth, CUDA graphs, follows the next cell.
 #
 # **What carries the sums.** [**NCCL**](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html)
 # is NVIDIA's library of collectives. When the ranks connect, they tell each other where their GPUs are, and
@@ -1270,7 +1271,7 @@ print("three threads continue:", whole.tokenizer.decode(made))
 task(41, "run_parallel_layer")
 
 # %% [markdown]
-# That was a model of three ranks, cut by `my_cut`, with all layers run by `my_layer`. Each is yours if it
+# The three threads above ran a model cut by `my_cut`, with all layers run by `my_layer`. Each is yours if it
 # passed its check; if not, the cut is the package's and the layer the course's. Your cut also serves the
 # engine with its three processes. Rank 0 takes yours, the others have the package's; if both cut alike,
 # they make one model:

@@ -316,6 +316,9 @@ picture(
 #
 # Below, `my_tokens_of` is an **async generator**, an `async def` with `yield`: it may pause at `await`
 # between two values, and `async for` reads them. (The notebook's cells run in an event loop already.)
+# `inbox` is a third queue, of one request alone: `get` of an `asyncio.Queue` pauses only this coroutine,
+# and only the loop's thread may touch the queue. The engine's queue for the loop is emptied at once here;
+# later, the loop does it.
 
 # %%
 picture(
@@ -883,12 +886,13 @@ print("\n" + stack.__doc__)
 #
 # ## Your turn: a queue with an end
 #
-# The small app has no limit at all. Write one as middleware. **ASGI** is Python's agreement between
-# a server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
-# dictionary that describes the request. `await receive()` brings the body or the news that the
-# client has gone. `await send(message)` sends the status and headers, and later the pieces of the
-# body. The call returns when the response is complete. A response of Starlette is an app, too, so a
-# refusal is `await JSONResponse(content, 429, headers)(scope, receive, send)` (from
+# The small app has no limit at all. Write one as middleware. **ASGI** is Python's agreement between a
+# server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
+# dictionary: `scope["type"]` is "http" for a request, which also has `scope["method"]`. (The server also
+# calls the app once with the type "lifespan", which has no method.) `await receive()` brings the body or
+# the news that the client has gone. `await send(message)` sends the status and headers, and later the
+# pieces of the body. The call returns when the response is complete. A response of Starlette is an app,
+# too, so a refusal is `await JSONResponse(content, 429, headers)(scope, receive, send)` (from
 # `starlette.responses`). Middleware is an app that calls another app. Yours is a class, so its instances
 # are such functions by `async def __call__(self, scope, receive, send)`.
 #
@@ -1003,8 +1007,8 @@ guess_cold.compare(cold / warm, "times", measured=True)
 # %% [markdown]
 # The last line itself says where the time went (`load_duration`; minigen's has the two short trial
 # answers after a load in it, too). (The warm request also finds its prompt in the prefix cache, which
-# saves a few milliseconds here.) For a model of 70 billion parameters in 4 bits the cold time is at least
-# the size of its weights divided by the speed of the disk (chapter 11): 35 GB of codes and some 5 GB of
+# saves part of the rest.) For a model of 70 billion parameters in 4 bits the cold time is at least the
+# size of its weights divided by the speed of the disk (chapter 11): 35 GB of codes and some 5 GB of
 # scales (chapter 35) at 2 GB/s are 20 seconds before the first token. So servers for many users load
 # eagerly and stay warm, and a laptop with several models lets idle ones go.
 #

@@ -341,7 +341,7 @@ def by_share(lines: Mapping[str, Mapping[float, float]]) -> Figure:
     axes.set_ylabel("time to first token, nothing found = 1")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.legend(frameon=False, labelcolor=INK)
-    title(axes, "What a hit saves: the share that was found, less what every step costs")
+    title(axes, "Time to first token, by the share that was found")
     return made
 
 

@@ -273,7 +273,7 @@ class Link:
 
 # Bytes in one direction from data sheets. The latencies per turn are assumptions. NCCL's constants
 # for a ring are 0.6 to 3.4 and 1.0 to 5.7 µs, by its protocols, with 6.6 µs or more per call; a
-# network has 2.7 µs and more (src/graph/tuning.cc). 30 µs is the order of a TCP message between
+# network has 5 µs and more (src/graph/tuning.cc). 30 µs is the order of a TCP message between
 # machines. Inside one machine NCCL's tree is a chain; the logarithm is what kernels that read
 # each other's memory can reach.
 LINKS: dict[str, Link] = {
