@@ -277,6 +277,35 @@ def test_a_pretended_processor_uses_its_own_instructions(features: str, name: st
     assert said == name
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"NUMBA_CPU_NAME": "generic"},
+        {"NUMBA_CPU_NAME": "haswell"},
+        {"NUMBA_CPU_NAME": "sandybridge"},
+        {"NUMBA_CPU_FEATURES": "+avx2,+fma"},
+        {"NUMBA_CPU_FEATURES": ""},
+        {"NUMBA_ENABLE_AVX": "0"},
+        {"NUMBA_ENABLE_AVX": "1", "NUMBA_CPU_NAME": "ivybridge"},
+    ],
+    ids=str,
+)
+def test_the_instructions_are_known_without_numba(variables: dict[str, str]) -> None:
+    """Else stored machine code would be looked for under another name than it has."""
+    code = """
+import sys
+from minigen.kernels import processor
+found = processor.cpu_name(), processor.target_features()
+assert "numba" not in sys.modules
+from numba import config
+from llvmlite.binding import get_host_cpu_name
+from minigen.kernels.cpu import simd
+print(found == (config.CPU_NAME or get_host_cpu_name(), simd.compiled_features()))
+"""
+    assert said_by(code, **variables) == "True"
+
+
 def test_numba_compiles_for_what_the_system_knows_of_an_arm_processor() -> None:
     """The name stands for one that LLVM does not report; no function of these modules uses it."""
     code = """
