@@ -102,9 +102,9 @@ chapter_map("KV cache", "attention")
 # each answer may have 256 tokens. The memory has 1,024 slots.
 #
 # Predict: what share of the slots holds a token, on average over the steps in which a request waits?
-# (Chapter 21 found less. There, each answer reserved 512 slots in one piece. Here it reserves the prompt
-# and 256 more, in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are measured or depend
-# on sampled text, so yours may differ.)
+# (Chapter 21 found less. There, each request reserved its prompt and 512 slots in one piece. Here it
+# reserves its prompt and 256, in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are
+# measured or depend on sampled text, so yours may differ.)
 
 # %%
 guess_use = predict("Per cent of the slots that hold a token, with reservations?", None)
@@ -736,12 +736,13 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
 # reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and those
 # first steps are left out (as are the last ones, when few run in either). And a preempted request is
-# computed again as a whole prompt; without counting that, the gain is that of the line above. Why does
-# that happen? A request starts as soon as its prompt finds blocks, then all running answers grow, and
-# once they have grown beyond 64 blocks, some request loses its blocks and is computed again from its
-# first token. With long answers that happens again and again (the engine **thrashes**), so the share
-# above depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with one that
-# reserves, and shows how much of the repeated work a prefix cache saves.
+# computed again as a whole prompt. Without the repeats both ways compute about the same tokens, so the
+# gain is the ratio of the steps (the line before the last). Why are there repeats? A request starts as
+# soon as its prompt finds blocks, then all running answers grow, and once they have grown beyond 64
+# blocks, some request loses its blocks and is computed again from its first token. With long answers that
+# happens again and again (the engine **thrashes**), so the share above depends on the sampled text.
+# Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how much of the
+# repeated work a prefix cache saves.
 #
 # ## Claims
 #

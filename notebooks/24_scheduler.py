@@ -186,11 +186,12 @@ measured("that took", static_seconds, "s")
 # the knee the larger part of a step is fixed, so twice the batch takes less than 1.5 times as long; far
 # right of the knee it takes nearly twice as long.
 #
-# For ten batch sizes from 1 to 32, the cell times six steps, in three rounds (another program may
-# disturb some rounds, but rarely all of them). It takes the fourth fastest of these 18 steps, and
-# draws both formulas through the first and the last batch size (the first formula with $t_0 = 0$). Two
-# points fix two unknowns. With the sum, $t_1 = t_{fixed} + t_{add}$ and
-# $t_{32} = t_{fixed} + 32 \cdot t_{add}$. The difference of both is $31 \cdot t_{add}$, so
+# For ten batch sizes from 1 to 32, the cell times six steps (`read_along` gives the model the next token
+# of every text in each), in three rounds (another program may disturb some rounds, but rarely all of
+# them). It takes the fourth fastest of these 18 steps, and draws both formulas through the first and the
+# last batch size (the first formula with $t_0 = 0$). Two points fix two unknowns. With the sum,
+# $t_1 = t_{fixed} + t_{add}$ and $t_{32} = t_{fixed} + 32 \cdot t_{add}$. The difference of both is
+# $31 \cdot t_{add}$, so
 #
 # $$t_{add} = \frac{t_{32} - t_1}{31}, \qquad t_{fixed} = t_1 - t_{add}.$$
 #
@@ -299,13 +300,14 @@ for context in (1000, 8000):
 # On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
 # the larger card, an H200, both limits come at about 200: memory holds 211, and from nearly 200 on the
 # arithmetic (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes
-# longer than all reading (at 4,800 GB/s). By hand: a sequence adds 0.143 ms of arithmetic and 0.068 ms of
-# reading, and the weights take 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
+# longer than all reading (at 4,800 GB/s). By hand: a sequence adds (2 · 69.5 + 2.6 for attention) · 10⁹ /
+# 989 · 10¹² = 0.143 ms of arithmetic, and 1,000 · 328 kB / 4,800 GB/s = 0.068 ms of reading. The weights
+# take 69.5 GB / 4,800 GB/s = 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
 # stored in 8 bits, and turned into bfloat16 before they are multiplied. This card can also multiply
 # numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes longer than all reading
-# only from thousands of sequences on, so memory alone ends the batch.) And the reading of keys and values
-# is not shared: it grows with the number of sequences and with their length. So a long context ends the
-# gain of batching earlier than a short one.
+# only from thousands of sequences on ($14.5 / (0.0716 - 0.0683)$ is about 4,300), so memory alone ends
+# the batch.) And the reading of keys and values is not shared: it grows with the number of sequences and
+# with their length. So a long context ends the gain of batching earlier than a short one.
 #
 # ## The smallest scheduler
 #
@@ -388,12 +390,13 @@ measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 #
 # ## The idea, drawn
 #
-# A finished sequence leaves the batch, and a waiting one takes its slot in the very next step. Nothing
-# in the model asks for a batch to stay together: the scheduler forms it again for every step. This is
+# A finished sequence leaves the batch, and a waiting one takes its slot in the very next step. Nothing in
+# the model asks for a batch to stay together: the scheduler forms it again for every step. This is
 # **continuous batching** ([Yu et al. 2022](https://www.usenix.org/conference/osdi22/presentation/yu)).
-# Press play, or move the step. A row is a request: grey while it waits, amber in its prefill, blue in
-# its decode, with a tick per token and a dot at its end. The requests arrive one by one. As soon as no
-# batch runs, a static batch starts with those that wait at that moment, even if it is only one.
+# Press play, or move the step. A row is a request: grey while it waits, amber in its prefill, blue in its
+# decode, with a tick per token and a dot at its end. The requests arrive one by one, and there are four
+# slots again. As soon as no batch runs, a static batch starts with those that wait at that moment, even
+# if it is only one.
 
 # %%
 requests = random_arrivals(12, a_second=30, prompts=(8, 60), outputs=(4, 80))
@@ -408,8 +411,8 @@ replay(
     lambda step: gantt(side_by_side, step, by="seconds"),
     max(len(each) for each in side_by_side.values()),
     "Two timelines of twelve requests, at their ends: with static batches requests wait beside empty "
-    "slots, with continuous ones never longer than one step. Below: each step's tokens, and the blocks "
-    "held.",
+    "slots, with continuous ones beside an empty slot for the rest of a step at most. Below: each "
+    "step's tokens, and the blocks held.",
     number="24.2",
 )
 
@@ -642,9 +645,10 @@ replay(
 # again like a prompt. Nothing of the answer is lost, only work.
 #
 # This holds without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
-# minigen switches on by default, the victim's full blocks stay there until another sequence needs
-# them. When the victim starts again, it computes only what is no longer there. The last lines below
-# count that, with prompts of which no two begin alike.
+# minigen switches on by default, the victim's full blocks stay there until another sequence needs them.
+# When the victim starts again, it computes only what is no longer there. The last lines below count that,
+# with prompts of which no two begin alike. (`lesson` has the course's own solutions of the exercises
+# below: `ChunkingScheduler` reserves for the longest answer, `PreemptingScheduler` only for now.)
 
 # %%
 from minigen_course.ch24_scheduler import lesson
@@ -703,8 +707,7 @@ picture(
 # computed twice, and with 24 blocks that takes away nearly all of the gain. (Here every answer is as
 # long as its reservation allows. Where answers end far earlier, reserving loses more.) With memory
 # for all, both are the same. With 24 blocks, the prefix cache saves about half of the work that is
-# done twice, and not all of it: a sequence is preempted because no block is free, so others soon take
-# some of its blocks.
+# done twice, and not all of it: a block that is not full is not kept, and others soon take some of the full ones.
 #
 # Why compute again at all? The victim's blocks could be copied to the host's memory and back
 # (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory; **PCIe** is

@@ -179,11 +179,12 @@ measured("both together", fastest / slowest, "times")
 # A speed-up means nothing without its workload and its baseline. The cache gains more where texts are
 # longer, because then more is computed again without it. On a processor an empty place in a static batch
 # costs little here, because minigen leaves finished answers out of the batch: with these requests
-# continuous batching may gain little over that. In [the measurements](../docs/results.md) on one processor,
-# with other requests, it gains 1.4 times, and 2.5 times over a padded batch, which computes finished answers to
-# the batch's end. Sharing steps gains until the step becomes compute-bound (chapter 17; the knee of chapter
-# 24). But no server works without a cache: an honest baseline for an engine is the
-# second bar, not the first one.
+# continuous batching may gain little over that. Where two rounds of one way differ more than two bars do,
+# the order of the bars says nothing, and a ratio is no more certain than its rounds. In [the
+# measurements](../docs/results.md) on one processor, with other requests, it gains 1.4 times, and 2.5
+# times over a padded batch, which computes finished answers to the batch's end. Sharing steps gains until
+# the step becomes compute-bound (chapter 17; the knee of chapter 24). But no server works without a
+# cache: an honest baseline for an engine is the second bar, not the first one.
 #
 # ## The smallest engine
 #
@@ -333,8 +334,8 @@ twelve = prompts[:12], params[:12]
 with watch(
     llm.trace,
     lambda events: gantt({"now": events}, by="seconds"),
-    "A timeline of twelve requests that share the engine. A white line is "
-    "a gap between the computing of two steps; most gaps are too short to be seen.",
+    "A timeline of twelve requests that share the engine. Short ticks are "
+    "tokens, dots are ends. A white line across a bar is a gap between two steps' computing.",
     number="25.4",
 ) as seen:
     llm.generate(*twelve, progress=False)
@@ -423,23 +424,25 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU, the Python around the model hardly counts. (`sample` is partly a kernel over the vocabulary.)
-# On a GPU, a step of this small model takes far less time, and Python like this would take a large part
-# of it. (Our clocks would mislead there: minigen has another runner for NVIDIA's GPUs, without the
-# `.cpu()` above. It returns before the GPU has computed, so the wait would be charged to the sampler.)
-# Engines for GPUs therefore prepare the next step on the CPU while the GPU computes this one.
+# On a CPU the rest is a small part: some per cent with one sequence, less with 32. (Most of `sample` is a
+# fixed cost per call; its kernel over the vocabulary grows with the rows.) On a GPU, a step of this small
+# model takes far less time, and Python like this would take a large part of it. (Our clocks would mislead
+# there: minigen has another runner for NVIDIA's GPUs, without the `.cpu()` above. It returns before the
+# GPU has computed, so the wait would be charged to the sampler.) Engines for GPUs therefore prepare the
+# next step on the CPU while the GPU computes this one.
 #
 # ## Your own parts, all at once
 #
-# Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator hands
-# out the lowest free blocks. (It raises no error if too few are free, since the block manager asks
-# `num_free` first.) The scheduler starts requests in the order of arrival, each with its whole prompt
-# (one longer than the token budget would block the queue), and a sequence that gets no block **gives
-# way**: it frees all its blocks and goes back to the front of the queue. Without that rule, a full cache
-# could stop every running sequence forever. A sequence starts only if all its tokens fit into the step's
-# budget. So each chunk gives a token, and `commit` can pair them. The engine makes a token of each id
-# that a sampler returns. This sampler takes the most likely token. (Such parts are a little slower than
-# minigen's: the engine checks what they do, and `num_free` scans all blocks.)
+# Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator hands out
+# the lowest free blocks. (It raises no error if too few are free, since the block manager asks `num_free`
+# first.) The scheduler starts requests in the order of arrival, each with its whole prompt (one longer
+# than the token budget would block the queue), and a sequence that gets no block **gives way** (is
+# preempted, chapter 24): it frees all its blocks and goes back to the front of the queue. Without that
+# rule, a full cache could stop every running sequence forever. A sequence starts only if all its tokens
+# fit into the step's budget. So each chunk gives a token, and `commit` can pair them. The engine makes a
+# token of each id that a sampler returns. This sampler takes the most likely token. (The engine checks
+# what such parts do, and `num_free` scans all blocks. That costs a little, often less than two rounds
+# differ.)
 
 
 # %%
@@ -642,8 +645,8 @@ class StepLoop:
 mine = check(25, StepLoop=StepLoop)
 
 # %% [markdown]
-# Now it serves, with the engine's parts or with the ones above. As long as yours has not passed, the
-# course's own loop runs, and the line below says so.
+# Now it serves, with the parts above. (`llm` in the place of `yours` would use the engine's own.) As long
+# as yours has not passed, the course's own loop runs, and the line below says so.
 
 # %%
 from minigen_course.ch25_engine.lesson import answers_by_loop
@@ -757,7 +760,7 @@ verdicts(
 #   backend, now the only one, has it in Python.
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in Rust, which queues
 #   and batches, in front of Python workers that compute.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its slots in one loop
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its batch slots in one loop
 #   (`update_slots`), as here.
 # - Engines avoid asking the system for memory within a step. Torch's caching allocator keeps the GPU
 #   memory of earlier steps, and llama.cpp plans one buffer for all tensors of its graph. Here, the packer

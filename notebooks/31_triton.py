@@ -23,9 +23,9 @@
 # a GPU runs many times at once, each time on another piece of the data. They are written in
 # [Triton](https://triton-lang.org), a language inside Python.
 #
-# You need no GPU. The kernels run in an interpreter on your CPU, which shows what each of them
-# touches, and they are compiled to real machine code for GPUs that are not here. Times on a GPU are
-# computed from bytes in this chapter, and the text says so.
+# You need no GPU. The kernels run in an interpreter on your CPU, which shows what each of them touches,
+# and they are compiled to real machine code for GPUs that are not here. Times on a GPU are modelled in
+# this chapter, not measured, and the text says how.
 #
 # **Afterwards you can** draw a GPU with its four memories, say what a program instance, a block, a
 # mask, a stride, a warp, coalescing and occupancy are, write a kernel, count the bytes that it moves
@@ -283,7 +283,8 @@ for level in A100:
 # 9, 10, 11).
 #
 # `record_programs` launches a kernel in the interpreter, and writes down what each program loads and
-# stores. `bytes_moved` adds that up, and `bytes_required` counts each number once.
+# stores. `bytes_moved` adds that up, and `bytes_required` counts each number that is loaded once, and
+# each that is stored once.
 
 # %%
 guess_last = predict("Ten numbers, blocks of four: how many does the last program load?", None)
@@ -1025,8 +1026,8 @@ picture(
 #
 # The inner bracket counts the warps that fit in one part. A warp takes all its registers from the part
 # that runs it, so what is left over in two parts cannot be joined. By hand: with 54 registers per thread,
-# a warp takes 56 × 32 = 1,792 registers. Nine warps fit in a part, 36 in an SM. So four programs of 8
-# warps fit. They take 32 of the SM's 64 places for warps: an occupancy of 50 %.
+# a warp takes 56 × 32 = 1,792 registers. Nine warps (16,384 / 1,792 = 9.1) fit in a part, 36 in an SM. So
+# four programs of 8 warps fit. They take 32 of the SM's 64 places for warps: an occupancy of 50 %.
 #
 # A thread has 255 registers at most. What spills is the very traffic that we set out to avoid. Below, the
 # norm's kernel with rows of 8,192 numbers is compiled for an A100 (`sm_80`) with five numbers of warps.
@@ -1130,19 +1131,19 @@ reveal(31, pick_fastest=mine)
 #
 # Now read figure 31.10. A row of it is a kernel, and each light or dark piece is the registers of one
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
-# each time. With half as many warps a thread has twice as many numbers, but not twice the registers,
-# because addresses and other values do not double. What changes is how many threads share these rows:
-# 2,048 at the top, 256 for 2 warps. The grey rest lies in the four parts, and there it can be too small
-# for one more warp: with 2 warps per program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part,
-# and 2,560 are left. (With 8, four more warps would fit, but a program needs eight.) With 1 warp, a row
-# does not fit into the registers of 32 threads. Eight programs fit, but each spills: 32 threads times 304
-# bytes are 9.7 kB, beside a row of 16 kB. Shared memory limits none of the five. A program takes at most
-# 64 bytes of it, for the sums that its warps exchange, and the 1 KiB of the system. These 1,088 bytes are
-# rounded up to 1,152, since shared memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145
-# programs would fit. (For rows of 4,096 the course's kernel took 62 registers per thread above. Here it
-# is 32: mostly because 8 warps share a row, not 4, and a little because the kernel and the type of its
-# numbers are others. With as many numbers per thread as there, the engine's kernel took 54 above, on an
-# A100.)
+# each time. With half as many warps a thread has twice as many numbers, and about twice the registers
+# (here 1.7, 1.9 and 2.1 times, down to 2 warps). What changes is how many threads share these rows: 2,048
+# at the top, 256 for 2 warps. The grey rest lies in the four parts, and there it can be too small for one
+# more warp: with 2 warps per program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and
+# 2,560 are left. (With 8, four more warps would fit, but a program needs eight.) With 1 warp, a row does
+# not fit: in float32 it takes 8,192 / 32 = 256 registers of each thread, and a thread has 255. Eight
+# programs fit, but each spills: 32 threads times 304 bytes are 9.7 kB, beside a row of 16 kB in memory.
+# Shared memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its
+# warps exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared
+# memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of
+# 4,096 the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps
+# share a row, not 4, and a little because the kernel and the type of its numbers are others. With as many
+# numbers per thread as there, the engine's kernel took 54 above, on an A100.)
 #
 # ## The measurement again
 #

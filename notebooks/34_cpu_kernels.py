@@ -509,9 +509,10 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 #
 # - Our count leaves out how a loop counts its passes: an addition, a comparison and a jump. A pass over
 #   four registers, for example, has $4 \cdot 3 + 3 = 15$ instructions for 64 weights, 0.23 per weight.
-# - A pass of *a part for each group* needs 270 / 576 = 0.47 by our count. LLVM also makes a copy of it that
-#   holds numbers of sixteen *groups* in the lanes, so it needs no sums across them, and $(270 - 18 \cdot 8) / 576 =
-#   0.22$ remain. It is made for groups that begin one number after another, and with our groups it never runs.
+# - A pass of *a part for each group* needs 270 / 576 = 0.47 by our count. LLVM also makes a copy of it
+#   that holds numbers of sixteen *groups* in the lanes, so it needs no sums across them, and an FMA has
+#   the scales of sixteen groups: $(108 + 18/16) / 576 = 0.19$, and what counts the passes comes on top.
+#   It is made for groups that begin one number after another, and with our groups it never runs.
 #
 # </details>
 #
@@ -1372,7 +1373,7 @@ def empty_phases(pool, step, count, done):
 
 def of_a_phase(team, seconds=1.0):
     """The least seconds of an empty phase, of runs in which every thread did its part."""
-    done = np.zeros((team.num_threads, 32), np.int32)  # cache lines of their own
+    done = np.zeros((team.num_threads, 32), np.int32)  # a cache line each, else writers wait
     team.run(1000, empty_phases, 1000, done)
     until, shared = time.perf_counter() + seconds, []
     while time.perf_counter() < until:
@@ -1554,7 +1555,7 @@ print(
 #   constant part.
 # - "R 82 to 120 %, c -1.2 to 0.9 ms" says neither, because $R$ may be above $B$, and $c$ may be 0.
 # - "R 57 to 68 %, c -1.2 to -0.2 ms": look at the shares of the bound, below the figure. If bfloat16, the
-#   largest form, has the smallest share, the loss is no constant part, which would be the largest share of
+#   largest form, has the smallest share, the loss is not mainly a constant part, which would be the largest share of
 #   int4's time. The kernel of bfloat16 may be slower per byte, or a cache helped the smaller forms, or a
 #   measurement was disturbed. The line cannot say which.
 #

@@ -525,20 +525,22 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
 # little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules, and
 # rise where bytes do. The latency printed is that of one turn. The fit takes the all-reduce for a ring
-# (explained next), which has 2 turns on two ranks and 4 on three. In a turn each rank sends its share of the
-# bytes, so the line is turns × (latency + bytes / ranks / bandwidth). (With fewer cores than ranks, a turn
-# also waits for a core, so its latency grows.)
+# (explained next: ranks pass pieces on to their neighbours, in rounds called turns), which has 2 turns on
+# two ranks and 4 on three. In a turn each rank sends its share of the bytes, so the line is turns ×
+# (latency + bytes / ranks / bandwidth). (With fewer cores than ranks, a turn also waits for a core, so
+# its latency grows.)
 #
 # Take the bandwidth as rough. The fit makes the sum of the squares of the relative errors as small as
 # possible. So all eight sizes count alike, and being off by 10 % counts as much at 256 bytes as at 4 MB.
 # Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line:
 # 1 would be on it. From 1 MB to 4 MB the bytes grow 4 times, and so does the time *beyond the latency* if
-# the bandwidth stays the same (the last line of the first block). If 4 MB take clearly longer than the
-# line says, and that last line is clearly above 4, then the bandwidth falls for large tensors, and no
-# single pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the
-# processor's caches.) Near 1 and near 4, the line fits. In some runs the small sizes scatter more. This
-# chapter uses the line only for the messages of a decode step. They have 2.3 kB and cost their latency,
-# whatever the bandwidth is.
+# the bandwidth stays the same (the last line of each block). If 4 MB take clearly longer than the line
+# says, and that last line is clearly above 4, then the bandwidth falls for large tensors, and no single
+# pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the processor's
+# caches.) Near 1 and near 4, the line fits. Near 1, but above 4: the line fits 4 MB, and 1 MB lies below
+# it; then one ratio says little. In some runs the small sizes scatter more. This chapter uses the line
+# only for the messages of a decode step. They have 2.3 kB and cost their latency, whatever the bandwidth
+# is.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -700,10 +702,10 @@ for name, link in LINKS.items():
 # | Ethernet | 5.0 and more (the same) | 30 | the same 77 or more | 212 to 429 |
 #
 # Our times for NVLink and InfiniBand lie around those of NCCL's plan. Our times for PCIe are too long for
-# cards that use LL. InfiniBand's cards write into the other machine's memory themselves; over Ethernet a
-# message over TCP, the usual protocol of networks, passes the operating systems of two machines.
-# (Ethernet cards with RoCE, *RDMA over Converged Ethernet*, write like InfiniBand's.) Nothing here was
-# measured on such links.
+# cards that use LL. InfiniBand's cards write into the other machine's memory themselves (RDMA, *remote
+# direct memory access*); over Ethernet a message over TCP, the usual protocol of networks, passes the
+# operating systems of two machines. (Some Ethernet cards can do RDMA as well, named RoCE.) Nothing here
+# was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
 # ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
@@ -1398,28 +1400,29 @@ for step, (on_0, on_1) in enumerate(served.batches):
 
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
-# computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the same
-# requests until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step
-# 10, and that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has
-# one block more: a block holds 4 tokens here, so the 13 tokens of request 1 need 4 blocks and the 9 of
-# request 2 need 3, and rank 0 has only 6. (Requests return in order, so request 3, for which 2 blocks
-# would be enough, waits behind request 2.) (An empty place is a request that is done, as request 0 after
-# its 12 tokens, or preempted. One that returns computes all again: request 1 its prompt of 3 and its 10
-# tokens.) Now their messages have different sizes. In this simulation both wait for ever; a real library
-# may also stop with an error.
+# computes in that step (pale: several; the last row is the batch, filled up to a multiple of 8, as
+# engines do). The orange frames are where the two ranks differ. Both ranks preempted the same requests
+# until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step 10, and
+# that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has one block
+# more: a block holds 4 tokens here, so the 13 tokens of request 1 need 4 blocks and the 9 of request 2
+# need 3, and rank 0 has only 6. (Requests return in order, so request 3, for which 2 blocks would be
+# enough, waits behind request 2.) (An empty place is a request that is done, as request 0 after its 12
+# tokens, or preempted. One that returns computes all again: request 1 its prompt of 3 and its 10 tokens.)
+# Now their messages have different sizes: 13 tokens fill up to 16, and 22 to 24. In this simulation both
+# wait for ever; a real library may also stop with an error.
 #
-# The five others are worse off: there the sizes happen to be the same (batches are filled up, here to
-# multiples of 8, as engines do; pale boxes compute several tokens), and sums are made of numbers that
+# The five others are worse off: there the filled-up sizes happen to be the same, and sums are made of numbers that
 # belong to different requests.
 #
 # By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one of request
 # 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to request 4, and
-# they are added. It began in step 9, where only rank 1 ran request 3: its token there is made from one
-# rank's numbers, and is wrong. (Rank 1 is then one token of request 3 ahead. Step 12 shows it: when
-# request 3 comes back, rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done with it
-# one step earlier, before step 14. The steps that are not printed have equal batches.)
-# No rank gets an error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks`
-# is mended, the picture shows what should be, and no such step is printed.)
+# they are added. Rank 0's second number, request 4's, gets nothing added, so both answers are wrong. It
+# began in step 9, where only rank 1 ran request 3: its token there is made from one rank's numbers, and
+# is wrong. (Rank 1 is then one token of request 3 ahead. Step 12 shows it: when request 3 comes back,
+# rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done with it one step earlier,
+# before step 14. The steps that are not printed have equal batches.) No rank gets an error: an all-reduce
+# does not know whose numbers it adds. (Once your `agreed_blocks` is mended, the picture shows what should
+# be, and no such step is printed.)
 #
 # ## Claims
 #

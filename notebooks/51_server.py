@@ -521,7 +521,7 @@ guess_events = predict("16 clients: how many times the events per second of one?
 
 # %%
 small.close()
-thread.close()
+thread.close()  # an engine has one thread at a time
 seen, tokens_per_event = {}, {}
 with serving(llm) as server:
     for clients in (1, 2, 4, 8, 16):
@@ -1005,12 +1005,12 @@ print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
 # %% [markdown]
-# The last line itself says where the time went (`load_duration`; minigen's has the two short trial
-# answers after a load in it, too). (The warm request also finds its prompt in the prefix cache, which
-# saves part of the rest.) For a model of 70 billion parameters in 4 bits the cold time is at least the
-# size of its weights divided by the speed of the disk (chapter 11): 35 GB of codes and some 5 GB of
-# scales (chapter 35) at 2 GB/s are 20 seconds before the first token. So servers for many users load
-# eagerly and stay warm, and a laptop with several models lets idle ones go.
+# The last line itself says where the time went (`load_duration`; minigen answers two short prompts after
+# each load, so that everything is ready, and counts them in it). (The warm request also finds its prompt
+# in the prefix cache, which saves part of the rest.) For a model of 70 billion parameters in 4 bits the
+# cold time is at least the size of its weights divided by the speed of the disk (chapter 11): 35 GB of
+# codes and some 5 GB of scales (chapter 35) at 2 GB/s are 20 seconds before the first token. So servers
+# for many users load eagerly and stay warm, and a laptop with several models lets idle ones go.
 #
 # ## Your scheduler, behind the same API
 #
@@ -1027,6 +1027,8 @@ guess_cold.compare(cold / warm, "times", measured=True)
 guess_next = predict("Answered first: long or short?", None)
 
 # %%
+# For yours: from minigen_course.grading.save_part import save_part, then in `folder`
+# save_part(YourScheduler, Path(folder) / "yours.py") returns what --scheduler takes.
 mine_py = """
 from minigen.engine.scheduler import ContinuousScheduler
 

@@ -659,7 +659,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # | alert if | because |
 # |---|---|
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
-# | share refused, failed or given up is above 1 % for five minutes | these users got no answer, and no latency shows them |
+# | share refused, failed or given up is above 1 % for five minutes | these users got no whole answer, and the latencies do not show that |
 # | requests wait at every reading of five minutes | more arrives than the server can take, or it has not caught up with an earlier rush |
 # | requests wait, batch slots are free (fewer run than `--max-num-seqs`), and most blocks are in use | the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
