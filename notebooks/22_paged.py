@@ -292,10 +292,12 @@ for row, length in enumerate(context_lens[:2]):
 # In the code below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's
 # sliding window (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length
 # minus the window. Without one, the code subtracts `position.numel() + longest` instead, which is larger
-# than any length, so the lower end is negative and cuts off nothing. A mask has a row per sequence and
-# a column per gathered slot. Each `unsqueeze(1)` adds an axis of size 1, so that all heads share a row: one axis
-# for the KV heads, the other for the query heads that share a KV head. (`to(device)` copies to
-# the device of the pool. On a CPU the batch is there already, and nothing is copied.)
+# than any length, so the lower end is negative and cuts off nothing. `gather` with a table per sequence
+# returns [sequences, slots, KV heads, head_dim]; below, its axes of slots and KV heads change places. A
+# mask has a row per sequence and a column per gathered slot. Each `unsqueeze(1)` adds an axis of size 1,
+# so that all heads share a row: one axis for the KV heads, the other for the query heads that share a KV
+# head. (`to(device)` copies to the device of the pool. On a CPU the batch is there already, and nothing
+# is copied.)
 
 # %%
 show(package.attend_paged)
@@ -322,11 +324,11 @@ print("token by token the same, in blocks and in one piece")
 # runs, from the events that it emits. When the run has ended, it shows the step in which the memory was
 # fullest.
 #
-# Are the answers the same as before? In the compiled step they are, because there a request's numbers
-# do not depend on its batch (chapter 16), nor on whether its tokens are computed one by one or together. In
-# torch they do, in their last digits. Sooner or later a draw
-# then falls on the neighbouring token, and the rest of that answer differs. The cell prints which of the
-# two ran here.
+# Are the answers the same as before? In the compiled step they are, because there a request's numbers do
+# not depend on its batch (chapter 16), nor on whether its tokens are computed one by one or together (as
+# after a preemption, see below). In torch they do, in their last digits. Sooner or later a draw then
+# falls on the neighbouring token, and the rest of that answer differs. The cell prints which of the two
+# ran here.
 
 
 # %%
@@ -352,11 +354,11 @@ print(f"ran: ⟨{paged.describe()['runner']}⟩")
 print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 
 # %% [markdown]
-# Play it again, step by step, with either engine: choose it above the picture. A colour is a request,
-# which keeps its row on the right while it runs (an empty row waits for the next one); the number in a
-# block is the block's id; the pale part of a block holds nothing (the legend calls it *waste*). As blocks
-# are needed, a request whose last block is full gets one block more, any that is free. The blocks of
-# requests that have ended go to others.
+# Figure 22.3, below, plays it again, step by step, with either engine: choose it above that picture. A
+# colour is a request, which keeps its row on the right while it runs (an empty row waits for the next
+# one); the number in a block is the block's id; the pale part of a block holds nothing (the legend calls
+# it *waste*). As blocks are needed, a request whose last block is full gets one block more, any that is
+# free. The blocks of requests that have ended go to others.
 #
 # Predict: in the engine that takes blocks as they are needed, what share of the slots in owned blocks is
 # empty, while requests wait?
@@ -660,12 +662,12 @@ reveal(22, decode_slots=my_batch, attend_by_block=my_attend)
 # prompt. When other requests run alongside, even answers that were correct on their own go wrong.
 # Prompts are processed correctly, and no exception is raised.*
 #
-# Find the mistake. First reproduce it with a test that fails on this function and passes on every
-# correct one. Then fix the function, in the cell below. Your test is judged as well, on functions that
-# are correct and on some with a mistake of the same family. `serve_toy` runs the real engine around a
-# toy model, whose next token follows from all tokens that it reads. The cell below the function prints
-# two answers. Until you fix the function, both are wrong. After that they are equal, and begin 92 25
-# 42.
+# Find the mistake. First reproduce it with a test that fails on this function and passes on every correct
+# one. Then fix the function, in the cell below. Your test is judged as well, on functions that are
+# correct and on some with a mistake of the same family. `serve_toy` runs the real engine, with blocks of
+# 4, around a toy model, whose next token follows from all tokens that it reads. The cell below the
+# function prints two answers. Until you fix the function, both are wrong. After that they are equal, and
+# begin 92 25 42.
 #
 # It has happened. MinivLLM computed the slot of a decode step in the way that stands here
 # ([issue 76](https://github.com/Wenyueh/MinivLLM/issues/76)). ONNX Runtime GenAI wrote every decoded
@@ -737,12 +739,12 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 # reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and those
 # first steps are left out (as are the last ones, when few run in either). And a preempted request is
 # computed again as a whole prompt. Without the repeats both ways compute about the same tokens, so the
-# gain is the ratio of the steps (the line before the last). Why are there repeats? A request starts as
-# soon as its prompt finds blocks, then all running answers grow, and once they have grown beyond 64
-# blocks, some request loses its blocks and is computed again from its first token. With long answers that
-# happens again and again (the engine **thrashes**), so the share above depends on the sampled text.
-# Chapter 24 treats this: it compares such a scheduler with one that reserves, and shows how much of the
-# repeated work a prefix cache saves.
+# gain in useful tokens per step is the ratio of the steps (the line before the last). Why are there
+# repeats? A request starts as soon as its prompt finds blocks, then all running answers grow, and once
+# they have grown beyond 64 blocks, some request loses its blocks and is computed again from its first
+# token. With long answers that happens again and again (the engine **thrashes**), so the share above
+# depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with one that
+# reserves, and shows how much of the repeated work a prefix cache saves.
 #
 # ## Claims
 #

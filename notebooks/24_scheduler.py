@@ -305,7 +305,7 @@ for context in (1000, 8000):
 # take 69.5 GB / 4,800 GB/s = 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
 # stored in 8 bits, and turned into bfloat16 before they are multiplied. This card can also multiply
 # numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes longer than all reading
-# only from thousands of sequences on ($14.5 / (0.0716 - 0.0683)$ is about 4,300), so memory alone ends
+# only from thousands of sequences on ($14.5 / (0.0716 - 0.0683)$ is more than 4,000), so memory alone ends
 # the batch.) And the reading of keys and values is not shared: it grows with the number of sequences and
 # with their length. So a long context ends the gain of batching earlier than a short one.
 #
@@ -709,6 +709,9 @@ picture(
 # for all, both are the same. With 24 blocks, the prefix cache saves about half of the work that is
 # done twice, and not all of it: a block that is not full is not kept, and others soon take some of the full ones.
 #
+# Nearly full memory alone preempts no one, as the line on steps with 15 or 16 blocks held says: a
+# sequence is preempted only when a block is wanted and none is free.
+#
 # Why compute again at all? The victim's blocks could be copied to the host's memory and back
 # (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory; **PCIe** is
 # the bus between it and the card. Take one real machine: Llama-3-8B in bfloat16 on an H100, which reaches
@@ -986,9 +989,10 @@ measured("static over continuous, in seconds", static_seconds / continuous_secon
 #
 # Find the mistake. First reproduce it with a test that fails on this scheduler and passes on every right
 # one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` (it returns
-# `answers`, `streamed`, which is what each client received, and `num_preempted`) runs it in the real
-# engine around a toy model, whose next token follows from all that it reads. Your test is judged as well,
-# on schedulers that are right and on some with a mistake of the same family.
+# `answers`, `streamed`, which is what each client received, and `num_preempted`; its blocks have 4
+# tokens, its answers 12) runs it in the real engine around a toy model, whose next token follows from all
+# that it reads. Your test is judged as well, on schedulers that are right and on some with a mistake of
+# the same family.
 #
 # This bug has happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080) computed
 # only the prompt of a preempted request, and [vLLM's plugin for

@@ -181,10 +181,11 @@ measured("both together", fastest / slowest, "times")
 # costs little here, because minigen leaves finished answers out of the batch: with these requests
 # continuous batching may gain little over that. Where two rounds of one way differ more than two bars do,
 # the order of the bars says nothing, and a ratio is no more certain than its rounds. In [the
-# measurements](../docs/results.md) on one processor, with other requests, it gains 1.4 times, and 2.5
-# times over a padded batch, which computes finished answers to the batch's end. Sharing steps gains until
-# the step becomes compute-bound (chapter 17; the knee of chapter 24). But no server works without a
-# cache: an honest baseline for an engine is the second bar, not the first one.
+# measurements](../docs/results.md) on one processor, with other requests, continuous batching gains 1.4
+# times over static batches, and 2.5 times over a padded batch, which computes finished answers to the
+# batch's end. Sharing steps gains until the step becomes compute-bound (chapter 17; the knee of chapter
+# 24). But no server works without a cache: an honest baseline for an engine is the second bar, not the
+# first one.
 #
 # ## The smallest engine
 #
@@ -263,9 +264,10 @@ print("The loop chose the same tokens as minigen's own.")
 # ## From chunks to one batch
 #
 # The scheduler returns a list of chunks, but a model wants arrays. The runner packs the tokens of all
-# sequences one after another, without padding (a **packed batch**). Beside the token ids it stores
-# each token's position, the slot of the KV cache that its key and value go to, and where each
-# sequence begins. In the step below two sequences decode, and a third is in its prefill:
+# sequences one after another, without padding (a **packed batch**). Beside the token ids it stores each
+# token's position, the slot of the KV cache that its key and value go to, where each sequence begins, and
+# how long it is with its new tokens (`context_lens`). In the step below two sequences decode, and a third
+# is in its prefill:
 
 # %%
 from minigen.engine.model_runner import Packer, PagedRunner
@@ -424,8 +426,8 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU the rest is a small part: some per cent with one sequence, less with 32. (Most of `sample` is a
-# fixed cost per call; its kernel over the vocabulary grows with the rows.) On a GPU, a step of this small
+# On a CPU the rest is a small part: some per cent with one sequence, less with 32. (For few sequences
+# most of `sample` is a fixed cost per call; the rest grows with the rows.) On a GPU, a step of this small
 # model takes far less time, and Python like this would take a large part of it. (Our clocks would mislead
 # there: minigen has another runner for NVIDIA's GPUs, without the `.cpu()` above. It returns before the
 # GPU has computed, so the wait would be charged to the sampler.) Engines for GPUs therefore prepare the
@@ -662,10 +664,10 @@ print(f"four answers by {whose}, on LowestFirst, ArrivalOrder and likeliest")
 # ## The package's version
 #
 # The engine itself makes the same four calls, and adds what a service needs: events for subscribers, and
-# an error from the model, the sampler or `commit` ends only the sequences of its step. `_calls` runs a
-# request's **logits processors**: functions that a caller gives, which change its logits before sampling.
-# The lines about drafts belong to chapter 36 and can be skipped; without drafts `rows_of` is
-# `samples_of`.
+# an error from the model, the sampler or `commit` ends only the sequences of its step (`_family`: a
+# chunk's sequence, and its siblings that have not forked yet). `_calls` runs a request's **logits
+# processors**: functions that a caller gives, which change its logits before sampling. The lines about
+# drafts belong to chapter 36 and can be skipped; without drafts `rows_of` is `samples_of`.
 
 # %%
 reveal(25, StepLoop=mine)
@@ -678,7 +680,7 @@ show(Engine.step, Engine._fail_only, Engine._finish_step)
 # %% [markdown]
 # ## The measurement again
 #
-# The ladder's baseline and its last rung from above, beside the run with the parts from this notebook in the
+# The second and the last bar of Figure 25.1, beside the run with the parts from this notebook in the
 # place of minigen's:
 
 # %%

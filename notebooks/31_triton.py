@@ -247,7 +247,7 @@ for level in A100:
 # rounds this to 19 TB/s. For registers there is no such figure. Here is what float32 arithmetic at full speed
 # reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
 # numbers of 4 bytes. (The **tensor cores**, units for products of matrices alone, are 16 times as fast in 16
-# bits. The peak of chapter 17 is theirs.) (Sizes: [white
+# bits. The peaks of NVIDIA's cards in chapter 17 are theirs.) (Sizes: [white
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
 # An H100 SXM has 132 SMs ([NVIDIA's
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
@@ -324,9 +324,9 @@ guess_last.compare(sum(len(each.offsets) for each in last))
 #
 # ## Drag it: programs, blocks, and the mask
 #
-# What one program loads and stores is coloured, what the others do is pale. Take the mask away,
-# and the last program reaches for memory of another tensor. The recorder refuses that. A GPU would do
-# it anyway. If you are lucky it crashes; if not, it corrupts the other tensor.
+# What one program loads and stores is coloured, what the others do is pale. Take the mask away, and a
+# last program whose block is not full reaches for memory of another tensor. The recorder refuses that. A
+# GPU would do it anyway. If you are lucky it crashes; if not, it corrupts the other tensor.
 
 
 # %%
@@ -1032,7 +1032,7 @@ picture(
 # A thread has 255 registers at most. What spills is the very traffic that we set out to avoid. Below, the
 # norm's kernel with rows of 8,192 numbers is compiled for an A100 (`sm_80`) with five numbers of warps.
 # Then rows of 4,096 for several chips, among them the H100; `sm_120` is a GeForce RTX 50, and `gfx942`
-# AMD's MI300, whose warps have 64 threads. (So a row of it is spread over twice as many threads. Its
+# AMD's MI300, whose warps have 64 threads. (So there a row is spread over twice as many threads. Its
 # registers here are **vector registers**, which have a number for each thread of a warp, as NVIDIA's do.)
 # None of these chips is here: this is what the compiler says, and no time.
 #
@@ -1157,7 +1157,7 @@ reveal(31, pick_fastest=mine)
 #
 # | quantity | formula | value |
 # |---|---|---|
-# | time of the parts: two norms and a gate | their bytes over 3,350 GB/s: those of operators counted on tensors without memory, those of kernels scaled from the counts above | printed below |
+# | time of the parts: two sums with norms, and a gate | their bytes over 3,350 GB/s: those of operators counted on tensors without memory, those of kernels scaled from the counts above | printed below |
 # | weights of the products | 2 · 4,096 · 4,096 (queries, output) + 2 · 4,096 · 1,024 (keys, values) + 3 · 4,096 · 14,336 (gate, up, down) | 218 million |
 # | FLOPs of the products | 2 · 512 · weights | 223 billion |
 # | FLOPs of attention | 4 · 4,096 · 512 · 513 / 2: for each token that a token sees, 4,096 multiplications and additions for the score, and as many for the value | 2.2 billion |
@@ -1168,8 +1168,10 @@ reveal(31, pick_fastest=mine)
 # 31.7): with them the layer gains more. No kernel reaches the peak, so the products take longer, and the
 # layer gains less: a second line assumes half of the peak. Most of the operators' tensors have 4 to 15
 # MB, so an H100's L2 can keep them for the next operator: it may fetch less from HBM than we count, and
-# fusion gains less. But operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing
-# for their launches: there fusion gains more. So the two ratios below are a model's, and no limits.
+# fusion gains less. But the kernels' bytes count the norm's weight once per row (8 of 86 MB), which a
+# cache answers, and operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for
+# their launches: in these respects fusion gains more. So the two ratios below are a model's, and no
+# limits.
 
 # %%
 few, few_others = torch.randn(2, 16, 4096)
@@ -1196,7 +1198,7 @@ products = hidden * (2 * hidden + 2 * kv_width) + 3 * hidden * ffn  # weights of
 flops = 2 * many * products + 4 * hidden * many * (many + 1) // 2  # and causal attention
 by_operators, by_kernels = apart / 3350e9, fused / 3350e9
 for name, moved in (("operators", apart), ("kernels", fused)):
-    print(f"two norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs")
+    print(f"two sums with norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs")
 parts_ratio, layer_ratios = by_operators / by_kernels, {}
 for share in (1.0, 0.5):
     rest = flops / (share * 989e12)  # seconds

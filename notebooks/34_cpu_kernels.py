@@ -255,12 +255,12 @@ picture(
 )
 
 # %% [markdown]
-# Read figure 34.2 from the left: each point is an array that is read again and again. As long as it
-# fits a cache, it comes from there. Where the curve falls, a cache has become too small. A flat part
-# is the rate of one store (at the right end, memory's), or the most that the loop can add. Where the curve
-# rises, in short arrays, the cost of the start is the limit. The
-# model's weights, 96 MB and more, lie at its right end on most machines. (A processor with a very
-# large last cache is an exception: it keeps a part of this small model, and can beat the "bound".)
+# Read figure 34.2 from the left: each point is an array that is read again and again. As long as it fits
+# a cache, it comes from there. Where the curve falls, a cache has become too small. A flat part is the
+# rate of one store (at the right end, memory's), or the most that the loop can add. Where the curve
+# rises, in short arrays, the cost of the start is the limit. The model's weights, 96 MB and more, lie at
+# its right end on most machines. (A processor with a very large last cache (L3 in figure 34.1) is an
+# exception: it keeps a part of this small model, and can beat the "bound".)
 #
 # ## Ten lines against a library
 #
@@ -913,7 +913,7 @@ def products_of_integers(num_rows):
 for run in products_of_integers(num_rows).values():
     run()
     np.testing.assert_allclose(out[:512], by_hand, atol=1e-3)
-print("Both kernels' first 512 products equal those of multiply_bytes.")
+print("Both kernels' first 512 products are those of multiply_bytes, but for rounding.")
 
 # %% [markdown]
 # Now all products in turns: in each of five rounds each runs once (and once before it, which is not
@@ -976,7 +976,7 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #
 # Which loops wait for memory? Those that are much faster in a cache: compare 128 times a loop's µs in a
 # cache (1,024 rows are 1/128 of all) with its time from memory. A long bar alone does not say so. Do it
-# for *panels*, and for *the same, size unknown*: there the instructions can take nearly as long as the
+# for *panels*, and for *the same, size unknown*: in the latter the instructions can take nearly as long as the
 # bytes. (The 128 also count the start of the threads 128 times, a few µs each. So a loop can wait for memory
 # more than this shows.)
 #
@@ -1114,7 +1114,7 @@ print(lesson.table_of_roofs())
 #   a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It
 #   holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and
 #   minima* below.) With weights in bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all
-#   of 576. In int8 it leaves after each 32, to be multiplied by their scales with vector instructions, 18
+#   of 576. In int8 and int4 it leaves after each 32, to be multiplied by their scales with vector instructions, 18
 #   times in a row of 576. This, and to convert the codes, takes over a third of the time in int4 (632
 #   against 1,001, on equal rows), and in int8 about half (506, on other rows). (An AMX tile is a
 #   register, and not the tile of several tokens above.)
@@ -1165,7 +1165,8 @@ for name, share in kinds.items():
 # ## Zeros and minima
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so that 254
-# steps reach from the smallest number to the largest. (So $t$ is the range / 254, and $z$ the smallest
+# steps reach from the smallest number to the largest. (With a scale alone, a group that lies on one side
+# of 0 wastes up to half of its codes.) (So $t$ is the range / 254, and $z$ the smallest
 # number over $t$, rounded, plus 128: the smallest number gets the byte -128, and $z$ is at most 128. The
 # byte $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte has 256
 # values, so 255 steps would fit. One is left free, because the rounding of floats can put an end one step
@@ -1220,7 +1221,8 @@ for name, share in kinds.items():
 # Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
 # rounded a minimum of eight steps by up to 1/256 of a step (8 / 2¹¹). An offset is at most 32,767, up or
 # down, so a minimum of 128 steps or more has none. The numbers of such a group are nearly equal; the
-# package gives it wider steps, and rounds its codes again.) The exercise asks for the first formula, with
+# package gives it wider steps, and rounds its codes again.) (In int8 the offset is −128 for every group, a
+# whole number of steps, so nothing is taken 256 times.) The exercise asks for the first formula, with
 # $m$; the cell after it gives it minima that were rounded as offsets are.
 
 # %%
@@ -1748,16 +1750,15 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has
-#   hand-written kernels for each kind of block and each family of processors. For several formats
-#   it interleaves the blocks of several rows when a model is loaded, which are panels: eight rows
-#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for most ARM processors four of Q4_0, and
-#   [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants (GGUF's names of block
-#   formats). Formats and processors
-#   without such a kernel take one [by
+# - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has hand-written
+#   kernels for each kind of block and each family of processors. For several formats it interleaves the
+#   blocks of several rows when a model is loaded, which are panels: eight rows [for
+#   AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for most ARM processors four of Q4_0 (Q4_1
+#   without a minimum), and [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants
+#   (GGUF's names of block formats). Formats and processors without such a kernel take one [by
 #   rows](https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-cpu/arch/x86/quants.c), which
-#   keeps the lanes apart until the row's end. Threads are restricted with `--cpu-mask`,
-#   pinned one by one with `--cpu-strict 1`, and `--numa` spreads or isolates them
+#   keeps the lanes apart until the row's end. Threads are restricted with `--cpu-mask`, pinned one by one
+#   with `--cpu-strict 1`, and `--numa` spreads or isolates them
 #   ([manual](https://manpages.debian.org/unstable/llama.cpp-tools/llama-server.1.en.html)).
 # - **vLLM** on a CPU binds its threads to cores with `VLLM_CPU_OMP_THREADS_BIND`; `auto` takes the
 #   cores of one NUMA node for each process ([tuning

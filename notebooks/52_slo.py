@@ -1003,20 +1003,20 @@ guess_recover.compare(sum(recovered.values()))
 #
 # ## Your turn: the mystery server
 #
-# Six servers, six faults, and no labels but a number, their **seed** (of the random numbers of their traffic).
+# Six servers, six faults, and no labels but a number, here called **seed**.
 # You get what an operator has: the flags, the gateway's log
 # of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
 # tokens are divided among API keys), and the vital signs of all its requests together. Most flags that
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
 # of the cache is free, and still most first tokens take seconds.
 #
-# In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at most). In some
-# servers such a fix raises goodput, sometimes much. In most it is not enough, and in one it is, but only by
-# refusing requests that the right fix serves; so look at *refused*, too. The cell prints all vital signs, and the
-# one after it tries a knob on seed 3 (there, `*` marks what has changed). It is not enough: is the layer wrong, or
-# only the knob? Then use the picture:
-# choose a seed, write a flag with its value, as in `--max-queue 4`, and press Enter. (The faults stand in
-# `mystery.py`. Open it afterwards.)
+# In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at most). In
+# some servers such a fix raises goodput, sometimes much. In most it is not enough, and in one it is, but
+# only by refusing requests that the right fix serves; so look at *refused*, too. The cell prints all
+# vital signs, and the one after it tries a knob on seed 3 (there, `*` marks what has changed). It is not
+# enough: is the layer wrong, or only the knob? Then use the picture: choose a seed, write a flag, with
+# its value if it takes one, as in `--max-queue 4`, and press Enter. (The faults stand in `mystery.py`.
+# Open it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -1041,7 +1041,8 @@ def diagnose(seed: int) -> Diagnosis:
     """Return the diagnosis of the mystery server of this seed, 1 to 6.
 
     Its resource is the one that is saturated, its layer owns the knob, and the knob is one flag of
-    `minigen serve` with a value, as in `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
+    `minigen serve`, with its value if it takes one, as in
+    `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
     """
     raise NotImplementedError  # your turn
 

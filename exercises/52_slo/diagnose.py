@@ -1,11 +1,11 @@
 """Exercise diagnose of chapter 52 (core, 10 points, about 25 minutes).
 
 Six mystery servers, seeds 1 to 6, each have one fault. Name for each the saturated resource,
-the layer that owns the knob, and the knob: one flag of `minigen serve` with a value. The six
-resources are batch slots, token budget, blocks, arithmetic, bandwidth and nothing. The layers
-are client, gateway, batching, engine, runtime and silicon. Resource and layer must be right,
-and goodput in a re-run with your knob must reach four fifths of what the course's own knob
-gives.
+the layer that owns the knob, and the knob: one flag of `minigen serve`, with its value if it
+takes one. The six resources are batch slots, token budget, blocks, arithmetic, bandwidth and
+nothing. The layers are client, gateway, batching, engine, runtime and silicon. Resource and
+layer must be right, and goodput in a re-run with your knob must reach four fifths of what the
+course's own knob gives.
 
 Check it:     minigen check exercises/52_slo/diagnose.py
 With a hint:  minigen check exercises/52_slo/diagnose.py --hint 1
@@ -29,6 +29,7 @@ def diagnose(seed: int) -> Diagnosis:
     """Return the diagnosis of the mystery server of this seed, 1 to 6.
 
     Its resource is the one that is saturated, its layer owns the knob, and the knob is one flag of
-    `minigen serve` with a value, as in `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
+    `minigen serve`, with its value if it takes one, as in
+    `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
     """
     raise NotImplementedError  # your turn

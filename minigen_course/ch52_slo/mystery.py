@@ -62,7 +62,8 @@ def diagnose(seed: int) -> Diagnosis:
     """Return the diagnosis of the mystery server of this seed, 1 to 6.
 
     Its resource is the one that is saturated, its layer owns the knob, and the knob is one flag of
-    `minigen serve` with a value, as in `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
+    `minigen serve`, with its value if it takes one, as in
+    `Diagnosis("blocks", "engine", "--num-blocks 2000")`.
     """
     answers = (
         Diagnosis("batch slots", "batching", "--max-num-seqs 64"),
