@@ -379,10 +379,11 @@ task(41, "fused_rows")
 # %% [markdown]
 # Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are three
 # heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all outputs, but
-# only the inputs that its three heads give. Heads and units must be divided evenly, so only a few numbers
-# of ranks are possible. (A rank needs the KV heads that its query heads read. So for KV heads, the number
-# of ranks must divide them or be a multiple of them.) The price in memory is small: norms are on every
-# rank. And where there are more ranks than KV heads, each KV head is on several ranks.
+# only the inputs that its three heads give. (The file has mostly 4-bit weights, 96.6 MB; in float32 a
+# rank holds more than five times as much as is printed.) Heads and units must be divided evenly, so only
+# a few numbers of ranks are possible. (A rank needs the KV heads that its query heads read. So for KV
+# heads, the number of ranks must divide them or be a multiple of them.) The price in memory is small:
+# norms are on every rank. And where there are more ranks than KV heads, each KV head is on several ranks.
 #
 # ## Your turn: two matrices in one tensor
 #
@@ -686,13 +687,14 @@ for name, link in LINKS.items():
 # are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
 # 8 = 3.1 GB/s, for a whole machine.
 #
-# The latencies are assumptions. Our $\alpha$ is of the right size for NVLink and InfiniBand, and too
-# long for PCIe. To see this, compare it with the latencies with which [NCCL
-# plans](https://github.com/NVIDIA/nccl/blob/v2.26.2-1/src/graph/tuning.cc). It has three **protocols**: LL
-# (low latency) sends a mark with every few bytes, so that the receiver need not wait for a signal;
-# LL128 does the same with less room for marks; Simple sends large pieces with a signal after each. By
-# its plan an all-reduce also has a fixed cost, 6.6 µs or more, which our model does not have. The
-# fourth column is a small message on 8 cards, by a ring and LL:
+# The latencies are assumptions. Our $\alpha$ is of the right size for NVLink and InfiniBand, and too long
+# for PCIe. To see this, compare it with the latencies with which [NCCL
+# plans](https://github.com/NVIDIA/nccl/blob/v2.26.2-1/src/graph/tuning.cc). (Before it chooses, NCCL
+# estimates the time of each way from such constants.) It has three **protocols**: LL (low latency) sends
+# a mark with every few bytes, so that the receiver need not wait for a signal; LL128 does the same with
+# less room for marks; Simple sends large pieces with a signal after each. By its plan an all-reduce also
+# has a fixed cost, 6.6 µs or more, which our model does not have. The fourth column is a small message on
+# 8 cards, by a ring and LL:
 #
 # | link | a turn in NCCL's plan, µs (LL, LL128, Simple) | our $\alpha$, µs | NCCL: 6.6 + 14 turns, µs | ours, tree to ring, µs |
 # |---|---|---|---|---|
@@ -707,11 +709,11 @@ for name, link in LINKS.items():
 # operating systems of two machines. (Some Ethernet cards can do RDMA as well, named RoCE.) Nothing here
 # was measured on such links.
 #
-# One reservation: a library chooses like this, too, by the size at hand, but it does not have both
-# ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
-# ring; only between machines there is a tree. Engines have kernels of their own for small messages
-# inside a machine (at the end of this chapter). So over NVLink, read the ring as the careful
-# estimate, and the tree as what good kernels can reach.
+# One reservation: a library chooses like this, too, by the size at hand, but it does not have both ways
+# everywhere. In NCCL's plan, ranks inside one machine form a chain (each adds its numbers and passes the
+# sum on, then the total comes back), with as many turns as a ring; only between machines there is a tree.
+# Engines have kernels of their own for small messages inside a machine (at the end of this chapter). So
+# over NVLink, read the ring as the careful estimate, and the tree as what good kernels can reach.
 #
 # ## What is left of the gain
 #
@@ -824,9 +826,10 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # Then rank 0 stops NCCL, which by itself would keep waiting.
 #
 # Now the launches (chapter 31: the start of a kernel costs the CPU some microseconds, whatever the kernel
-# does). For one token a layer of minigen has 7 kernels: four products (their norm, their SwiGLU and their
-# residual are inside them), the rotation, which also stores the key and the value, and attention in two
-# kernels (splits and their merging, chapter 33). On several ranks it has two all-reduces more.
+# does). For one token a layer of minigen has 7 kernels: four products (Q, K and V are one, gate and up
+# another; their norm, their SwiGLU and their residual are inside them), the rotation, which also stores
+# the key and the value, and attention in two kernels (splits and their merging, chapter 33). On several
+# ranks it has two all-reduces more.
 #
 # Predict: Llama-3-70B has 80 layers. Suppose that each launch takes 10 µs. For how many milliseconds does the
 # CPU of a rank launch kernels and all-reduces in one step on 8 cards? (Count the layers only.)
@@ -858,7 +861,7 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 # recorded](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html) since NCCL 2.9,
 # under two conditions:
 #
-# - All ranks record the same step, and all of them replay it.
+# - All ranks record the same step, and all of them launch (*replay*) it.
 # - The graphs are destroyed before NCCL's connection is: since NCCL 2.26 [its end waits for
 #   them](https://docs.nvidia.com/dl-cuda-graph/troubleshooting/process-hang.html).
 #
@@ -1203,10 +1206,11 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 #
 # ## Your turn: cut a model
 #
-# Cut a checkpoint by the plan: `span(config, axis, rank, num_ranks)` is the rank's range of an axis,
-# `tensor.rows(start, stop)` and `tensor.columns(start, stop)` cut what is stored, and a module that the
-# plan does not name stays whole. Then run a whole layer as one rank does, beginning with chapter 15's
-# `run_layer`. The equation for the second exercise, for a layer with input $x$:
+# Cut a checkpoint by the plan: `span(config, axis, rank, num_ranks)` is the rank's range of an axis, in
+# stored rows or columns (64 for each head), `tensor.rows(start, stop)` and `tensor.columns(start, stop)`
+# cut what is stored, and a module that the plan does not name stays whole. Then run a whole layer as one
+# rank does, beginning with chapter 15's `run_layer`. The equation for the second exercise, for a layer
+# with input $x$:
 #
 # $$x' = x + \sum_r \mathrm{Attention}_r\big(\mathrm{norm}(x)\big), \qquad
 # x'' = x' + \sum_r \mathrm{FFN}_r\big(\mathrm{norm}(x')\big)$$
@@ -1419,10 +1423,11 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # they are added. Rank 0's second number, request 4's, gets nothing added, so both answers are wrong. It
 # began in step 9, where only rank 1 ran request 3: its token there is made from one rank's numbers, and
 # is wrong. (Rank 1 is then one token of request 3 ahead. Step 12 shows it: when request 3 comes back,
-# rank 0 computes 13 tokens of it and rank 1 computes 14. So rank 1 is done with it one step earlier,
-# before step 14. The steps that are not printed have equal batches.) No rank gets an error: an all-reduce
-# does not know whose numbers it adds. (Once your `agreed_blocks` is mended, the picture shows what should
-# be, and no such step is printed.)
+# rank 0 computes 13 tokens of it and rank 1 computes 14, so from here on request 3's sums on rank 0 are
+# wrong, too, also where the batches are equal. So rank 1 is done with it one step earlier, before step 14.
+# The steps that are not printed have equal batches.) No rank gets an error: an all-reduce does not know
+# whose numbers it adds. (Once your `agreed_blocks` is mended, the picture shows what should be, and no
+# such step is printed.)
 #
 # ## Claims
 #
