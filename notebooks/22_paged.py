@@ -272,7 +272,7 @@ measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 # %%
 block_tables = [[7, 3], [5, 0], [2, 0]]  # 0 is padding
 context_lens = [6, 3, 4]  # the sequences' lengths with their new tokens
-# The rows at which their new tokens begin; last, the number of all rows
+# Where their new tokens begin in the packed batch; last, the number of all new tokens
 query_starts = [0, 1, 2, 6]
 for row, length in enumerate(context_lens):
     places = range(length - (query_starts[row + 1] - query_starts[row]), length)
@@ -354,7 +354,7 @@ print(f"ran: ⟨{paged.describe()['runner']}⟩")
 print(f"the same answers as with reservations: ⟨{same} of {len(asked)}⟩")
 
 # %% [markdown]
-# Figure 22.3, below, plays it again, step by step, with either engine: choose it above that picture. A
+# Figure 22.3, below, plays it again (the button in steps of four) with either engine: choose it above that picture. A
 # colour is a request, which keeps its row on the right while it runs (an empty row waits for the next
 # one); the number in a block is the block's id; the pale part of a block holds nothing (the legend calls
 # it *waste*). As blocks are needed, a request whose last block is full gets one block more, any that is
@@ -470,7 +470,7 @@ guess_cost = predict("Attention through a table, against one piece (times)?", No
 context, many = 1024, package.KVPool(1, 64, 3, 16, 64, torch.float32)
 scattered = torch.randperm(64) + 1
 for half in many.kv[0]:
-    half.normal_()
+    half.normal_()  # random keys, then values, of layer 0
 dense_k, dense_v = many.gather(0, scattered)
 in_one_piece = best_seconds(lambda: attention(q, dense_k, dense_v), repeats=30)
 through_table = best_seconds(lambda: attention(q, *many.gather(0, scattered)), repeats=30)
@@ -824,10 +824,10 @@ verdicts(
 # beyond the fifth block (80), so each owns two blocks alone: 4 + 8 · 2 = 20.</details>
 #
 # <details><summary>3. A batch of decodes is padded to the longest table. Why must the slots in the
-# padding hold numbers at all, and not NaN?</summary>
-# A value that is masked has the weight 0, but 0 times NaN is NaN, and it enters the sum. A key that is
-# NaN is worse: the mask is added to the scores, and NaN - ∞ is NaN, so every weight is lost. So a new
-# pool is filled with zeros.</details>
+# padding hold numbers at all, and not NaN?</summary> A value that is masked has the weight 0, but 0 times
+# NaN is NaN, and it enters the sum. A key that is NaN is worse: torch's attention adds the mask, as 0 or
+# −∞, to the scores, and NaN - ∞ is NaN, so every weight is lost. So a new pool is filled with
+# zeros.</details>
 #
 # ## What the production engines do beyond this
 #

@@ -265,9 +265,9 @@ print("The loop chose the same tokens as minigen's own.")
 #
 # The scheduler returns a list of chunks, but a model wants arrays. The runner packs the tokens of all
 # sequences one after another, without padding (a **packed batch**). Beside the token ids it stores each
-# token's position, the slot of the KV cache that its key and value go to, where each sequence begins, and
-# how long it is with its new tokens (`context_lens`). In the step below two sequences decode, and a third
-# is in its prefill:
+# token's position, the slot of the KV cache that its key and value go to, where each sequence begins, how
+# long it is with its new tokens (`context_lens`), and its block table, for the tokens before. In the step
+# below two sequences decode, and a third is in its prefill:
 
 # %%
 from minigen.engine.model_runner import Packer, PagedRunner
@@ -319,7 +319,7 @@ replay(
     lambda step: step_view(steps, step, block_size=16, budget=24, texts=spelled),
     len(steps),
     "The tokens of one step, by sequence: decodes in blue, chunks of prompts in amber. A frame marks "
-    "a row that gets logits. A prompt's last token, if alone, is drawn as a decode.",
+    "a row that gets logits. Steps count from 0. A prompt's last token, if alone, is drawn as a decode (here request 2).",
     number="25.3",
     at=2,
 )
@@ -444,7 +444,7 @@ guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 # fit into the step's budget. So each chunk gives a token, and `commit` can pair them. The engine makes a
 # token of each id that a sampler returns. This sampler takes the most likely token. (The engine checks
 # what such parts do, and `num_free` scans all blocks. That costs a little, often less than two rounds
-# differ.)
+# differ, so the share below may exceed 100 %.)
 
 
 # %%
@@ -666,8 +666,9 @@ print(f"four answers by {whose}, on LowestFirst, ArrivalOrder and likeliest")
 # The engine itself makes the same four calls, and adds what a service needs: events for subscribers, and
 # an error from the model, the sampler or `commit` ends only the sequences of its step (`_family`: a
 # chunk's sequence, and its siblings that have not forked yet). `_calls` runs a request's **logits
-# processors**: functions that a caller gives, which change its logits before sampling. The lines about
-# drafts belong to chapter 36 and can be skipped; without drafts `rows_of` is `samples_of`.
+# processors**: functions, made by an option of the engine or from a request's output form (chapter 53),
+# that change its logits before sampling. The lines about drafts (all with `speculat` or `_draft`) belong
+# to chapter 36 and can be skipped; without drafts `rows_of` is `samples_of`.
 
 # %%
 reveal(25, StepLoop=mine)
@@ -709,8 +710,8 @@ verdicts(
         f"{mark(100 * outside['1 at once'], '%', 2)} of a step for 1 sequence, "
         f"{mark(100 * outside['32 at once'], '%', 2)} for 32, without HTTP",
         NOT_TESTED,
-        "the source measured 8 billion parameters on an H100 with its HTTP server and many "
-        "requests at once; its scheduling share includes preparing inputs, which is in the model's here",
+        "the source profiled vLLM before 0.6, with 8 billion parameters on an H100: 33 % HTTP server, "
+        "29 % scheduling (with preparing inputs, which is in the model's share here), 38 % GPU",
         source="[vLLM 0.6, 2024](https://blog.vllm.ai/2024/09/05/perf-update.html)",
     ),
 )
@@ -765,8 +766,8 @@ verdicts(
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its batch slots in one loop
 #   (`update_slots`), as here.
 # - Engines avoid asking the system for memory within a step. Torch's caching allocator keeps the GPU
-#   memory of earlier steps, and llama.cpp plans one buffer for all tensors of its graph. Here, the packer
-#   writes the model's inputs into buffers that it made at the start.
+#   memory of earlier steps, and llama.cpp plans one buffer per device for all intermediate results of its
+#   graph. Here, the packer writes the model's inputs into buffers that it made at the start.
 # - With several GPUs, in vLLM as here, one process runs the loop and the others follow its batches
 #   (chapter 41).
 # - *This engine is twice as fast as that one* can be true of one model, one machine and one load. In

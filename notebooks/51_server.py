@@ -190,7 +190,7 @@ async def health() -> str:
 
 
 def client_of(server):
-    return httpx.Client(base_url=server.url, timeout=60)
+    return httpx.Client(base_url=server.url, timeout=60)  # httpx makes HTTP requests
 
 
 def post_question(client):
@@ -644,10 +644,10 @@ show(Dispatcher._flush, Dispatcher._hand_out)
 #
 # ## The package's server
 #
-# `serving` puts the whole server around a loaded model, as `minigen serve` does from the command
-# line. The question, the client and the text are the same as before. The rest of the chapter is
-# about what the small server lacks. (With `include_usage`, a last chunk without choices brings the
-# **usage**: how many tokens were read and written.)
+# `serving` puts the whole server around a loaded model, as `minigen serve` does from the command line
+# (without `--send-timeout` and `--drain-timeout`). The question, the client and the text are the same as
+# before. The rest of the chapter is about what the small server lacks. (With `include_usage`, a last
+# chunk without choices brings the **usage**: how many tokens were read and written.)
 
 # %%
 server = serving(llm)
@@ -764,8 +764,8 @@ assert max(made["small, gives up"], made["minigen serve"]) < 80
 # ## Your turn: write the events
 #
 # Now write what turns tokens into events, and gives up when the client has gone. (If the answer ends
-# within a character, its bytes are shown as `�`.) For the tokens `(b"A", None)` and `(b" owl", "stop")`
-# the events are
+# within a character, its bytes are shown as `�`: the decoder needs `errors="replace"`, and `final=True`
+# at the end.) For the tokens `(b"A", None)` and `(b" owl", "stop")` the events are
 #
 # | event | delta | finish reason |
 # |---|---|---|
@@ -894,7 +894,8 @@ print("\n" + stack.__doc__)
 # pieces of the body. The call returns when the response is complete. A response of Starlette is an app,
 # too, so a refusal is `await JSONResponse(content, 429, headers)(scope, receive, send)` (from
 # `starlette.responses`). Middleware is an app that calls another app. Yours is a class, so its instances
-# are such functions by `async def __call__(self, scope, receive, send)`.
+# are such functions by `async def __call__(self, scope, receive, send)`. (`asyncio.Semaphore(n)` lets n
+# coroutines in; its `acquire` lets others wait in order.)
 #
 # With `max_running=1` and `max_waiting=1`, and a request that runs for 3 seconds:
 #
@@ -951,14 +952,14 @@ reveal(51, BoundedQueue=MyQueue)
 # %% [markdown]
 # ## A second model, and its first token
 #
-# A server can offer several models. Should it load them all when it starts (**eager loading**), or
-# each one at its first request? Eager loading keeps the memory of every model all the time. Loading
-# at the first request makes one client wait: its time to first token contains the loading of the
-# weights. This is a **cold start**. `minigen serve` loads its first model when it starts (`/ready`
-# answers 503 until then), and further ones at their first request. When it is asked to stop,
-# `/ready` answers 503 again and new requests are refused, while running ones get `--drain-timeout`
-# to finish: so an update of the server loses no answer that ends in that time. (`/health` says that
-# the process lives, `/ready` whether to send it requests.)
+# A server can offer several models. Should it load them all when it starts (**eager loading**), or each
+# one at its first request? Eager loading keeps the memory of every model all the time. Loading at the
+# first request makes one client wait: its time to first token contains the loading of the weights. This
+# is a **cold start**. `minigen serve` loads its first model when it starts (`/ready` answers 503
+# ("unavailable") until then), and further ones at their first request. When it is asked to stop, `/ready`
+# answers 503 again and new requests are refused, while running ones get `--drain-timeout` to finish: so
+# an update of the server loses no answer that ends in that time. (`/health` says that the process lives,
+# `/ready` whether to send it requests.)
 #
 # With `keep_alive`, an idle model leaves memory after some time, and the next request is cold
 # again. The name is that of [Ollama](https://docs.ollama.com/faq), whose default is five minutes.
@@ -1100,11 +1101,11 @@ measured("health, while one answer is written", 1e3 * served_busy, "ms")
 measured("times shorter than with the first server", busy / served_busy)
 
 # %% [markdown]
-# The first word comes after a small part of the whole time, as it did without a network, and
-# `/health` is answered throughout. What does it cost? Sixteen answers of 24 tokens, by the engine
-# alone in this thread, and streamed over HTTP to sixteen clients that share the cores, and even the
-# process, with the server. (In `benchmarks/51_server.py` the server has a process of its own, as it
-# should.)
+# The first word comes after a small part of the whole time, as it did without a network, and `/health` is
+# answered throughout. (The ratio is smaller: HTTP delays the first word by some milliseconds, which is
+# much beside so short a time.) What does it cost? Sixteen answers of 24 tokens, by the engine alone in
+# this thread, and streamed over HTTP to sixteen clients that share the cores, and even the process, with
+# the server. (In `benchmarks/51_server.py` the server has a process of its own, as it should.)
 
 # %%
 prompts = [f"A word about number {place} is" for place in range(16)]
@@ -1252,8 +1253,7 @@ verdicts(
 # connection and both sides can stream. Such messages are smaller and faster to read than JSON, but a web
 # page cannot send them without a translator. So [gRPC](https://grpc.io/docs/what-is-grpc/introduction/)
 # is mostly found inside: TGI's router calls its model servers by gRPC, SGLang's server can speak it
-# beside HTTP (`--grpc-port`), and Triton Inference Server offers it beside HTTP. Clients outside get HTTP
-# and JSON.
+# beside HTTP, and Triton Inference Server offers it beside HTTP. Clients outside get HTTP and JSON.
 #
 # **OpenTelemetry** is a common format for what programs report about themselves. Its *trace*
 # follows one request through several programs: each part of the way is a *span* with a name, a
