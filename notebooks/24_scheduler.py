@@ -273,10 +273,12 @@ picture(
 # point of yours lies far off, another program had the processor: run the cell again.)
 #
 # Guides often give numbers without naming a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16
-# to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
-# there 32 sequences are hardly the beginning. What often ends its batch first is **memory**. The next
-# cell computes it from bytes and operations alone, for a model of 70 billion weights in 8 bits: as many
-# sequences fit as (memory - weights - 1 GB to work in) / (bytes of one sequence's keys and values).
+# to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or
+# more, so there 32 sequences are hardly the beginning. What often ends its batch first is **memory**. The
+# next cell computes it from bytes and operations alone, for a model of 70 billion weights in 8 bits: as
+# many sequences fit as (memory - weights - 1 GB to work in) / (bytes of one sequence's keys and values).
+# The weights are 70.6 GB, of which a step reads 69.5 (chapter 17); a token's keys and values are 2 · 80 ·
+# 8 · 128 · 2 bytes = 328 kB.
 
 # %%
 shape_70b = SHAPES["Llama-3-70B"]
@@ -305,9 +307,10 @@ for context in (1000, 8000):
 # take 69.5 GB / 4,800 GB/s = 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
 # stored in 8 bits, and turned into bfloat16 before they are multiplied. This card can also multiply
 # numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes longer than all reading
-# only from thousands of sequences on ($14.5 / (0.0716 - 0.0683)$ is more than 4,000), so memory alone ends
-# the batch.) And the reading of keys and values is not shared: it grows with the number of sequences and
-# with their length. So a long context ends the gain of batching earlier than a short one.
+# only from thousands of sequences on ($14.5 / (0.0729 - 0.0683)$, about 3,000: attention, over keys and
+# values of 16 bits, stays as slow), so memory alone ends the batch.) And the reading of keys and values
+# is not shared: it grows with the number of sequences and with their length. So a long context ends the
+# gain of batching earlier than a short one.
 #
 # ## The smallest scheduler
 #
@@ -340,12 +343,13 @@ for context in (1000, 8000):
 # | `sequence.append(token_id)` | adds a token to its answer |
 # | `sequence.finish_reason` | None until the answer is complete |
 #
-# A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two. A chunk gives a token only if
-# it reaches the end of what is known. For example, a prompt of 40 tokens goes in chunks of 16: the first
-# two chunks give no token, and the third (8 tokens) gives the first token of the answer. The sequences
-# that get a token are the **samples** of the step: `samples_of(chunks)` returns them in order, and
-# `tokens` has one token for each of them, whose id is `token.token_id`. Call `samples_of` before
-# `mark_computed`, because it looks at what was computed before the step.
+# A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two; `commit` always gets
+# `ScheduledChunk`s. It has at least one token, and a sequence has at most one chunk per step. A chunk
+# gives a token only if it reaches the end of what is known. For example, a prompt of 40 tokens goes in
+# chunks of 16: the first two chunks give no token, and the third (8 tokens) gives the first token of the
+# answer. The sequences that get a token are the **samples** of the step: `samples_of(chunks)` returns
+# them in order, and `tokens` has one token for each of them, whose id is `token.token_id`. Call
+# `samples_of` before `mark_computed`, because it looks at what was computed before the step.
 #
 # This scheduler serves one request at a time, and the engine accepts it:
 
@@ -673,6 +677,7 @@ for (name, blocks), each in short_of_blocks.items():
 of_pool = pool_states(short_of_blocks["room for now", 16].events)
 preempts = [any(each.kind is EventKind.PREEMPTED for each in state.events) for state in of_pool]
 # A step begins with the blocks that are held at the end of the step before.
+# `fills(block_size)` has the tokens of each block that is held; there are 16 blocks.
 full = [len(state.fills(16)) >= 0.9 * 16 for state in of_pool[:-1]]
 calm = sum(was_full and not any_left for was_full, any_left in zip(full, preempts[1:], strict=True))
 print(
@@ -710,7 +715,7 @@ picture(
 # done twice, and not all of it: a block that is not full is not kept, and others soon take some of the full ones.
 #
 # Nearly full memory alone preempts no one, as the line on steps with 15 or 16 blocks held says: a
-# sequence is preempted only when a block is wanted and none is free.
+# sequence is preempted only when more blocks are wanted than are free.
 #
 # Why compute again at all? The victim's blocks could be copied to the host's memory and back
 # (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory; **PCIe** is
@@ -1202,8 +1207,7 @@ verdicts(
 #
 # ## Further reading
 #
-# - Yu et al. 2022, [Orca](https://www.usenix.org/conference/osdi22/presentation/yu): scheduling by
-#   iteration.
+# - Yu et al. 2022, [Orca](https://www.usenix.org/conference/osdi22/presentation/yu): scheduling by iteration (step).
 # - Agrawal et al. 2024, [Sarathi-Serve](https://arxiv.org/abs/2403.02310): chunked prefill without stalls.
 # - Kwon et al. 2023, [PagedAttention](https://arxiv.org/abs/2309.06180): preemption by recomputing and by
 #   swapping, compared.
