@@ -512,7 +512,7 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # - A pass of *a part for each group* needs 270 / 576 = 0.47 by our count. LLVM also makes a copy of it
 #   that holds numbers of sixteen *groups* in the lanes, so it needs no sums across them, and an FMA has
 #   the scales of sixteen groups: $(108 + 18/16) / 576 = 0.19$, and what counts the passes comes on top.
-#   It is made for groups that begin one number after another, and with our groups it never runs.
+#   It works only if neighbouring groups begin one number apart; ours begin 32 apart, so it never runs.
 #
 # </details>
 #
@@ -851,7 +851,9 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # To learn what the *layout* brings, compare it with a kernel that differs in nothing else. So
 # `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix by
 # rows and the lanes apart until the row's end. A register of it has two groups, so its inputs, its
-# starting sums (`start`) and its scales differ from lane to lane.
+# starting sums (`start`) and its scales differ from lane to lane. (`add_lane_dots` is the byte
+# instruction with other inputs in each lane, `two_scales` puts one scale into lanes 0 to 7 and the next
+# into 8 to 15, and `in_floats` converts.)
 
 
 # %%
@@ -1038,7 +1040,7 @@ for n in (1, 4, 8, 16, 64):
     taken = best_seconds(partial(run, num_rows), 3)
     moved = panel_bytes + n * num_rows * 4  # weights are read, results written
     by_tokens[n] = Step(moved, 0, 2 * n * num_rows * width), taken
-of_few = best_seconds(partial(run, few))
+of_few = best_seconds(partial(run, few))  # still the run of 64 tokens; now on 1,024 rows
 fastest = (step.flops / each for step, each in by_tokens.values())
 peak = max(2 * 64 * few * width / of_few, *fastest)
 bandwidth = max(bandwidth, *(step.num_bytes / each for step, each in by_tokens.values()))
@@ -1166,15 +1168,15 @@ for name, share in kinds.items():
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so that 254
 # steps reach from the smallest number to the largest. (With a scale alone, a group that lies on one side
-# of 0 wastes up to half of its codes.) (So $t$ is the range / 254, and $z$ the smallest
-# number over $t$, rounded, plus 128: the smallest number gets the byte -128, and $z$ is at most 128. The
-# byte $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte has 256
-# values, so 255 steps would fit. One is left free, because the rounding of floats can put an end one step
-# further off.) And 4-bit weights have a **minimum** $m$ (chapter 11). An input is $(b_i + z)\,t$, and a
-# weight $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from -254
-# to 254 and so no byte any more, which the byte instructions need, and with $m$ a weight is no longer an
-# integer times $s$, so that $s$ could not wait outside the sum. Multiplied out over the 32 columns of a
-# group:
+# of 0 wastes the half of its codes that has the other sign.) (So $t$ is the range / 254, and $z$ the
+# smallest number over $t$, rounded, plus 128: the smallest number gets the byte -128, and $z$ is at most 128.
+# The byte $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte has
+# 256 values, so 255 steps would fit. One is left free, because the rounding of floats can put an end one
+# step further off.) And 4-bit weights have a **minimum** $m$ (chapter 11). An input is $(b_i + z)\,t$,
+# and a weight $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from
+# -254 to 254 and so no byte any more, which the byte instructions need, and with $m$ a weight is no
+# longer an integer times $s$, so that $s$ could not wait outside the sum. Multiplied out over the 32
+# columns of a group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
 #
@@ -1221,9 +1223,10 @@ for name, share in kinds.items():
 # Rounding changes $m$ by at most 1/512 of a step. (A GGUF file keeps $m$ in float16, which has already
 # rounded a minimum of eight steps by up to 1/256 of a step (8 / 2¹¹). An offset is at most 32,767, up or
 # down, so a minimum of 128 steps or more has none. The numbers of such a group are nearly equal; the
-# package gives it wider steps, and rounds its codes again.) (In int8 the offset is −128 for every group, a
-# whole number of steps, so nothing is taken 256 times.) The exercise asks for the first formula, with
-# $m$; the cell after it gives it minima that were rounded as offsets are.
+# package gives it wider steps, and rounds its codes again.) (In int8, 128 is added to each code, because
+# the byte instruction wants it unsigned. So the offset is −128 for every group, a whole number of steps,
+# and nothing is taken 256 times.) The exercise asks for the first formula, with $m$; the cell after it
+# gives it minima that were rounded as offsets are.
 
 # %%
 task(34, "multiply_codes")
@@ -1259,6 +1262,7 @@ of_rows = CodeRows(
     made.codes.reshape(*made.scales.shape, 32), made.scales, offsets / 256 * made.scales
 )
 plain = my_product(of_rows, byte_rows(given[None]))
+# It packs the matrix into panels (the empty list: no bias); the result multiplies.
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
 torch.set_num_threads(num_threads)  # the package's kernel left torch one, to have the cores itself
 np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
@@ -1276,13 +1280,13 @@ print(f"the {plain.size} products of the compiled kernel are the same, but for r
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end. (With AMX, an AMX tile
-# holds the sums of up to sixteen query rows, in another order.) With `kv_cache_dtype="int8"` keys
-# and values are bytes, four to a word, with a scale for each token and head. Keys have outliers, so
-# keys and queries are transformed first (Hadamard: sums and differences that spread a large number
-# over 32 numbers of its head, and keep all dot products;
-# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading
-# a model with weights or a KV cache in int8, or weights in int4, compiles its step once, which takes a
+# In each of the three, a lane sums its own result from beginning to end. (With AMX, an AMX tile holds the
+# sums of up to sixteen queries (a query is one head of one token), in another order.) With
+# `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and head.
+# Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
+# spread a large number over 32 numbers of its head, and keep all dot products;
+# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
+# model with weights or a KV cache in int8, or weights in int4, compiles its step once, which takes a
 # while. `minigen compile` does it ahead.)
 
 # %%
@@ -1328,14 +1332,14 @@ explore(
 )
 
 # %% [markdown]
-# The package's step is one compiled function that every thread goes through, phase by phase. Threads are
-# started on a step at most once. Between phases they read a counter until it says that all tasks are done
-# (`barrier`; only after some 0.1 ms they let other programs run), and `take` gives a thread its next
-# task. This barrier counts finished tasks, not threads: it opens when all tasks of the phase are done,
-# even if a thread has not come. (`kernel` is the package's `njit` for functions that allocate nothing.
-# Numba would otherwise count the uses of each array, with an instruction for which threads wait for each
-# other.) The source of `run_layers` reads like chapter 15: norm, product, rotate, attend, round the
-# result for the next product (`prepare`), product, norm, two products.
+# The package's step is one compiled function that every thread goes through, phase by phase. The threads
+# live as long as the program; a step wakes each at most once. Between phases they read a counter until it
+# says that all tasks are done (`barrier`; only after some 0.1 ms they let other programs run), and `take`
+# gives a thread its next task. This barrier counts finished tasks, not threads: it opens when all tasks
+# of the phase are done, even if a thread has not come. (`kernel` is the package's `njit` for functions
+# that allocate nothing. Numba would otherwise count the uses of each array, with an instruction for which
+# threads wait for each other.) The source of `run_layers` reads like chapter 15: norm, product, rotate,
+# attend, round the result for the next product (`prepare`), product, norm, two products.
 #
 # How much do the phases cost? The next cell runs 1,000 empty ones, again and again for a second, and
 # compares them with a `prange` loop for each, and with calling small operators from Python. (Such loops
