@@ -233,7 +233,7 @@ explore(
 # requests and a percentile $p$ (here 0.99), two standard deviations of that share are the following. (The standard
 # deviation says how far values usually lie from their mean; about 95 of 100 samples lie within two of them. Each
 # request lies below the true percentile or not, as a coin with the probability $p$ shows heads or not, and the
-# share of heads in $n$ throws has the variance $p\,(1-p)/n$.)
+# share of heads in $n$ throws has the variance (the square of the standard deviation) $p\,(1-p)/n$.)
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
@@ -496,7 +496,7 @@ for rate, each in steady.items():
     )
 num_good = {}
 for count in (175, 350, 700):
-    whole = report(offered[most][:count], objectives)
+    whole = report(offered[most][:count], objectives)  # the first ones of one run, see below
     num_good[count] = round(whole.goodput * whole.seconds)
     print(
         f"{most} offered, {count} requests: {num_good[count]} good in {whole.seconds:.0f} s, so "
@@ -564,13 +564,15 @@ print(
 # $$\text{dollars per million good tokens} = \frac{d}{3600\,g} \cdot 10^6 = \frac{d}{0.0036\,g}$$
 #
 # By hand: at 8.42 dollars per hour (a guide's price of eight H100; most offers cost two to four times as
-# much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
-# = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
+# much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08 =
+# 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
-# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also charges for
-# the tokens of prompts, so with long prompts renting pays earlier than these lines say. (At 300 good tokens per
-# second a full month of 730 hours yields 788 million. Compare that with the volumes in the last lines: this machine
-# would beat an API of $10 only if it were full for 78 % of the month, and one of $3 never.)
+# most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also
+# charges for the tokens of prompts, so with long prompts renting pays earlier than these lines say. (At
+# 300 good tokens per second a full month of 730 hours yields 788 million. Compare that with the volumes
+# in the last lines: this machine would beat an API of
+# $10 only if it were full for 78 % of the month, and one of $3 never. But 300 is chosen for easy numbers:
+# one L4 gives more below, and at 1,000 a machine that is full beats $3, too.)
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -1238,6 +1240,7 @@ tight, roomy = by_blocks[100], by_blocks[250]
 more_slots = tried["256 batch slots"]
 ends_at = [each.at for each in first_run.moments]
 step = min(np.diff(ends_at))
+# Steps take nearly equal times here, so a longer interval would be a pause.
 pause = max(np.diff(ends_at)) - step
 verdicts(
     "52",
