@@ -771,7 +771,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.protocols import BlockAllocator as Allocator
-from minigen_course.ch23_prefix.hunt import Name  # (salt, all tokens up to the block's end)
+from minigen_course.ch23_prefix.hunt import Name
 
 
 class ChainedPrefixCache:

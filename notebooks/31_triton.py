@@ -1198,7 +1198,9 @@ products = hidden * (2 * hidden + 2 * kv_width) + 3 * hidden * ffn  # weights of
 flops = 2 * many * products + 4 * hidden * many * (many + 1) // 2  # and causal attention
 by_operators, by_kernels = apart / 3350e9, fused / 3350e9
 for name, moved in (("operators", apart), ("kernels", fused)):
-    print(f"two sums with norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs")
+    print(
+        f"two sums with norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs"
+    )
 parts_ratio, layer_ratios = by_operators / by_kernels, {}
 for share in (1.0, 0.5):
     rest = flops / (share * 989e12)  # seconds
