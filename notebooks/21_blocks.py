@@ -345,7 +345,7 @@ measured("a running request holds, on average", held, "tokens")
 # So the number of requests at once flatters blocks as long as nothing is kept free: a large part of the
 # work is done twice. (The simulation counts steps. A run takes at least as many as its longest answer has
 # tokens, and a last one that finds the memory empty. What is computed again takes part of one step,
-# however much it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128
+# however much it is. On a real machine it takes time, which chapter 24 computes.) With 16 of the 128
 # blocks kept free, much of that is gone; with 48, nearly all. Even then, far more requests run than with
 # one piece each. (Too few kept free repeat work; too many let requests wait.)
 #
@@ -389,10 +389,10 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 
 # %% [markdown]
 # (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above, so its
-# formula gives less than yours.) The formula fits small blocks, and is less exact for 256. It assumed that a
-# request ends anywhere in its last block. But most of these requests are shorter than 256 tokens, so
-# their *only* block is their last one, and many end before it is half full. The number of empty slots
-# then depends on the lengths, not on chance.
+# formula gives less than yours.) The formula fits small blocks, and is less exact for 256. It assumed
+# that a running request stands anywhere in its last block. But most of these requests are shorter than
+# 256 tokens, so their *only* block is their last one, and many end before it is half full. The number of
+# empty slots then depends on the lengths, not on chance.
 #
 # Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up and
 # to jump to. vLLM begins with 16, and so does this engine. (Its authors report a waste under 4 % with
@@ -440,13 +440,13 @@ for name, (weights, per_token) in models.items():
 guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
-# A step with few sequences leaves most of the card's arithmetic unused (chapter 17). Blocks save
-# capacity, not bandwidth: each step still reads the keys and values of every token. So memory, not
-# arithmetic, often ends what a card can serve, and wasted slots are sequences that wait.
+# A step with so few sequences leaves most of the card's arithmetic unused (chapter 17): the memory is
+# full first, and wasted slots are sequences that wait. (Blocks save capacity, not bandwidth: each step
+# still reads the keys and values of every token.)
 #
 # ## Several owners
 #
-# Ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), the
+# If you ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), the
 # sequence **forks**: it becomes three with the same beginning. One copy of its blocks is enough; it has
 # three owners. The allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each
 # block: a block is free again when its last owner has released it.
@@ -842,8 +842,8 @@ verdicts(
 #   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
 #   content (prefix cache, chapter 23) can be taken out of the middle. Its present engine (V1) first had
 #   no copy-on-write, because it shared only full blocks, which are never written again; since 2026,
-#   models that mix attention with recurrent layers can continue from a part of a shared block, which is
-#   copied.
+#   models that mix attention with recurrent layers (which keep one fixed state) can continue from a part
+#   of a shared block, which is copied.
 # - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default on most GPUs (a
 #   page, its word for a block, has one token; on Blackwell 64): with one token no internal waste at all,
 #   and the longest tables.

@@ -340,13 +340,15 @@ picture(
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
 # third part. It is not saved either. Chapter 17's formula is the larger of reading and arithmetic, plus
 # an overhead. When so few tokens are left that reading the weights takes longer than their arithmetic,
-# TTFT stops falling; that time is part of $t_0$ here.)
+# TTFT stops falling, and the straight line above no longer stands for it. There, $t_0$ was the overhead
+# alone; here it is what the line gives at no tokens.)
 #
-# Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
+# Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)? Take
+# $t_0$ and $t_1$ from the first and the last turn at the top.
 
 # %%
 guess_half = predict(
-    "TTFT with half of 256 tokens found, as a part of TTFT with none?", None, within=1.1
+    "TTFT with half of 256 tokens found, as a part of TTFT with none?", None, within=1.15
 )
 
 # %%
@@ -386,10 +388,10 @@ picture(
 # %% [markdown]
 # By the formula, TTFT falls along a straight line above the dashed one: extended to 100 %, it would end
 # at $t_0$ as a part of the whole. (The last point still computes 16 tokens. Each point is the better of
-# two runs; run the cell again to see how far the points move. A point below the dashed line means that
-# the machine was busy with something else in the run without the cache.) For a short prompt, $t_0$ is a
-# larger part of the whole. The chat's fourth turn shows it, too: its prompt is short, and its TTFT fell
-# by less than the share that was found.
+# two runs; run the cell again to see how far the points move. A point below the dashed line does not fit
+# the formula: usually the runs with nothing found were slowed by something else on the machine.) For a
+# short prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows it, too: its prompt is
+# short, and its TTFT fell by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
 #
@@ -897,8 +899,8 @@ verdicts(
         f"found: {mark(short[0.75], '', 2)}",
         holds(max(off.values()) <= 0.1),
         "read as: at most 0.1 away from the share that is left, for both lengths. By the formula, "
-        "what every step costs is never saved, and in a short prompt it is a large part. To halve the time, as guides promise, "
-        "more than half of the prompt must be found",
+        "what every step costs is never saved, and in a short prompt it is a large part. So to halve the time, as guides promise, "
+        "more than half of the prompt must be found (a run may differ)",
         measured=True,
     ),
     Claim(
@@ -920,7 +922,7 @@ verdicts(
         "With a prefix cache, a turn of a chat computes only what is new in it",
         f"{sum(new_tokens)} tokens are new in four turns, {sum(computed)} were computed",
         within(more, 1, 1.05),
-        "blocks are shared whole: from the second turn on, the rest of the last block is computed again, and the last token of the answer before is computed first",
+        "blocks are shared whole: from the second turn on, the rest of the last block is computed again, and the last token of the answer before, which no step had read yet, is computed for the first time",
     ),
 )
 

@@ -352,8 +352,8 @@ show(fold_tiles)
 #
 # One line puts your part to work: while the block runs, the engine's prompts are attended to by the
 # course's loop over tiles of 16 queries by 16 keys, which calls `merge` once for each tile that the mask
-# leaves: 6 tiles for these 37 tokens, in each of 30 layers. (That loop is your next exercise. Until yours
-# passes, `my_merge` is the course's own.)
+# leaves: 6 tiles for these 37 tokens, in each of 30 layers. (That loop is your next exercise. Until your
+# `merge` passes, `my_merge` is the course's own.)
 
 # %%
 task(32, "merge")
@@ -409,8 +409,8 @@ show(nothing_seen, attend_tile, causal_mask)
 # - tiles beyond the diagonal have no score that counts, and are left out (pale).
 #
 # A prompt that goes on from a cached beginning (chapter 23) has more keys than queries, so the diagonal
-# begins farther to the right: `tokens_before` in the controls. A sliding window (chapter 14) also
-# leaves out the oldest tiles. Predict before you move them:
+# begins farther to the right: `tokens_before` in the controls. A sliding window (chapter 14) also leaves
+# out the oldest tiles, and those that its edge cuts need the mask, too. Predict before you move them:
 
 # %%
 guess_waste = predict("Do smaller tiles compute more or fewer scores that do not count?", None)
@@ -595,7 +595,7 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 #
 # ## What is in memory, and what is on the chip
 #
-# Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two of them matter here: the
+# Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two places matter here: the
 # **memory** (**HBM**), which is large and slow, and what lies **on the chip** beside the arithmetic, the
 # registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. What
 # the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay on the chip.
@@ -855,9 +855,9 @@ reveal(32, flash_kernel=my_kernel)
 #
 # $$\frac{N (N + B)}{B}\, d + 2 N d \;=\; \frac{N^2 d}{B} + 3 N d$$
 #
-# For the 96 tokens of the cell above with $d = 16$ and $B = 32$: 9,216 · 16 / 32 + 3 · 96 · 16 = 9,216
-# numbers, times 4 bytes: 36,864 bytes, as it printed. (Without a causal mask the first term is twice as
-# large.)
+# For the 96 tokens of the cell above with $d = 16$ and $B = 32$: 96² · 16 / 32 + 3 · 96 · 16 = 4,608 +
+# 4,608 = 9,216 numbers, times 4 bytes: 36,864 bytes, as it printed. (Without a causal mask it is
+# $2 N^2 d / B + 2 N d$.)
 #
 # How large can $B$ be? Say that the chip has room for $M$ numbers. Four tiles of $B$ rows and $d$ columns
 # must fit, $Q_i$, $K_j$, $V_j$ and $O_i$ (leave the scores aside), so $B = M / 4d$. Put this into the

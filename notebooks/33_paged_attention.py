@@ -433,8 +433,8 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # | $m_h, l_h$ | the largest score and the sum of weights, one for each row | `tl.max(scores, axis=1)`, `tl.sum(weights, axis=1)` |
 # | $O_h$ | the results of the group, $G \times d$ | `mixed` |
 #
-# (The letters are those of the [FlashAttention-2](https://arxiv.org/abs/2307.08691) paper. It uses
-# $e^x$ where this chapter uses $2^x$; the result is the same.)
+# (The letters are those of the [FlashAttention-2](https://arxiv.org/abs/2307.08691) paper, whose
+# undivided weights are $\tilde P$. It uses $e^x$ where this chapter uses $2^x$; the result is the same.)
 #
 # Both products are matrix products, so they can run on the **tensor cores** by `tl.dot` (chapter
 # 32). The tensor cores' instruction that we find in the PTX below (`mma.sync`) multiplies
@@ -821,14 +821,14 @@ for name, count in resident.items():
 # %% [markdown]
 # By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so five
 # programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024 bytes), of
-# which one tile of keys and values is 32, and 1 KB for the system; the rest is for queries and weights.)
-# In the PTX, `cp.async` are **asynchronous** loads, from memory into shared memory: all of a tile is on
-# its way at once, and takes no registers. A tile is 32,768 bytes, and 128 threads load 16 bytes each at a
-# time, so 16 of the 32 are for the first tile, and 16 in the loop. (In the order of the PTX, which the
-# counts do not show, they come after the loop's 32 products, `mma.sync`.) The launch asks for them by
-# `num_stages=2`: two stages of the loop, loading a tile and computing with it, for which Triton here
-# makes room for one tile. `ld.global` load into registers: the block table's entries, the query, and the
-# length.
+# which one tile of keys and values is 32, and 1 KB for the system; queries (16 × 128) and weights (16 ×
+# 64) fill the rest.) In the PTX, `cp.async` are **asynchronous** loads, from memory into shared memory:
+# all of a tile is on its way at once, and takes no registers. A tile is 32,768 bytes, and 128 threads
+# load 16 bytes each at a time, so 16 of the 32 are for the first tile, and 16 in the loop. (In the order
+# of the PTX, which the counts do not show, they come after the loop's 32 products, `mma.sync`.) The
+# launch asks for them by `num_stages=2`: two stages of the loop, loading a tile and computing with it,
+# for which Triton here makes room for one tile. `ld.global` load into registers: the block table's
+# entries, the query, and the length.
 #
 # ## Waves, and their tail
 #
@@ -1202,12 +1202,13 @@ guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 # of a tile sets the best number, as the formula says. The start of the second pass is the same cost for
 # every number above one, so it only decides whether to split at all. That splitting a lone long context
 # helps holds for all constants printed above. (64 bytes per clock take 32,768 / 64 = 512 clocks or 0.29
-# µs for a tile, so 0.25 µs is a little too fast.) It does not hold in the figure's corner of 0.1 and 12
-# µs, where one program per KV head nearly fills the memory; no real processor loads that fast. **How
-# much** it helps depends on them: the gain differs severalfold. A measurement on the chip has to say it.
+# µs for a tile, so 0.25 µs is a little too fast.) It does not hold for these 32,768 tokens in the
+# figure's corner of 0.1 and 12 µs, where one program per KV head reaches 78 % of the bandwidth; no real
+# processor loads that fast. **How much** it helps depends on them: the gain differs severalfold. A
+# measurement on the chip has to say it.
 #
 # The engine cannot know $t$. It has a rule, `num_splits`: a power of two that gives at most four programs
-# for each processor (1 if there are more already), 128 tokens or more for each part on average (of the
+# for each processor (1 if there are more already), 128 tokens or more for each split on average (of the
 # longest context), and 64 splits at most. Beside it, what the model finds best with 1 µs and 3 µs:
 
 # %%
@@ -1222,12 +1223,12 @@ for batch in (1, 4, 16, 64, 256):
         print(f"{batch:>15} {context:>8,} {rule:>6} {best:>13} {lost:>24.0%}")
 
 # %% [markdown]
-# The rule often asks for more parts than the model needs. Where contexts are long that costs
-# little, because the parts are few bytes. Where contexts are short, the start of the second pass is
-# a good part of the whole. For sixteen sequences of 1,024 tokens the model would not split at all,
-# and the rule does. For one such sequence the model wants parts of a single tile, and the rule
-# forbids them. But the attention over short contexts is a small part of a step, which reads all
-# weights as well.
+# The rule often asks for more splits than the model needs. Where contexts are long that costs little:
+# parts and start are small beside the keys and values. Where contexts are short, the start of the second
+# pass is a good part of the whole. For sixteen sequences of 1,024 tokens the model would not split at
+# all, and the rule does. For one such sequence the model wants splits of a single tile, and the rule
+# forbids them. But the attention over short contexts is a small part of a step, which reads all weights
+# as well.
 #
 # ## The measurement again
 #

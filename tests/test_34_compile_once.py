@@ -446,6 +446,13 @@ def every_type(numbers: Any, pair: Any, whole: Any, yes: Any, half: Any, third: 
     numbers[3] = pair.left.shape[0] * 10 + pair.left.shape[1]
 
 
+@pytest.fixture
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store the code of this file's functions where no later version of them finds it."""
+    monkeypatch.setattr(code_cache, "FOLDER", tmp_path)
+
+
+@pytest.mark.usefixtures("_own_folder")
 def test_a_compiled_function_reads_numbers_and_arrays_of_every_kind() -> None:
     def arguments() -> list[Any]:
         left = np.arange(6, dtype=np.int32).reshape(2, 3)
@@ -479,6 +486,7 @@ def divide(numbers: Any, divisor: Any) -> None:
     numbers[0] = 1 // divisor
 
 
+@pytest.mark.usefixtures("_own_folder")
 def test_an_exception_in_machine_code_is_one_in_python() -> None:
     compiled = CompiledFunction("tests.test_34_compile_once", "divide")
     compiled(np.zeros(1), 1)

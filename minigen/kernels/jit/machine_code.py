@@ -110,7 +110,8 @@ class CompiledFunction:
 
     Its arguments are numbers, arrays, named tuples of them, or a `Flat` of any of these; it returns
     nothing. It runs without Python's global lock. For new types of arguments its machine code is
-    loaded from `code_cache.FOLDER`, or compiled and stored there.
+    loaded from `code_cache.FOLDER`, or compiled and stored there, so its source must be among those
+    that give this folder its name.
     """
 
     def __init__(self, module: str, name: str):
