@@ -19,6 +19,7 @@ from pathlib import Path
 import minigen.kernels.cpu
 from minigen.engine import model_runner
 from minigen.hub import cache_folder
+from minigen.kernels import processor
 from minigen.kernels.cpu.amx.scratch import USE_TILES
 from minigen.kernels.processor import cpu_name, target_features
 
@@ -28,6 +29,7 @@ BESIDE = (
         Path(__file__).with_name(f"{name}.py")
         for name in ("code_cache", "compiler", "machine_code")
     ),
+    Path(processor.__file__),  # it chooses among the instructions
     Path(model_runner.__file__),  # it has `Packed`, an argument
 )
 
