@@ -80,7 +80,7 @@ for name, link in LINKS.items():
     print(name, mine(16_384, 8, link.latency, link.bandwidth))
 
 # %% [markdown]
-# **Harder.** Set the two formulas equal, and solve for the bytes. From which message size on is the ring faster on 8 ranks over NVLink 4, with 2 µs and 450 GB/s? How many tokens of Llama-3-70B's 8,192 numbers in bfloat16 is that?
+# **Harder.** Set the two formulas equal, and solve for the bytes. From which message size on is the ring faster on 8 ranks over NVLink 4 (between NVIDIA's GPUs), with 2 µs and 450 GB/s? How many tokens of Llama-3-70B's 8,192 numbers in bfloat16 is that?
 
 # %% [markdown]
 # ## ring_all_reduce

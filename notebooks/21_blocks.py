@@ -89,14 +89,14 @@ chapter_map("blocks")
 # %% [markdown]
 # ## A number that hurts
 #
-# Here are 24 questions of many kinds. The length of an answer is not known before it is written, so the
-# caller sets a limit: 512 tokens here, which cuts off answers that would be longer. A cache in one piece
-# must reserve room for all of them when the request begins, or copy everything when it grows (chapter
-# 17). A place for the keys and values of one token is called a [**slot**](../docs/glossary.md#slot) (in
-# chapter 00, a request's place).
+# Here are 24 questions of many kinds. The length of an answer is not known before it is written,
+# so the caller sets a limit: 512 tokens here, which cuts off answers that would be longer. A cache
+# in one piece must reserve room for all of them when the request begins; otherwise it may have to
+# be copied when it grows (chapter 17). A place for the keys and values of one token is called a
+# [**slot**](../docs/glossary.md#slot) (in chapter 00, a request's place).
 #
 # Predict: what share of the reserved slots will never hold a token? Replace `None` by a number of
-# per cent. (Numbers in ⟨ ⟩ are measured or depend on sampled text, so yours may differ a little.)
+# per cent. (Numbers in ⟨ ⟩ are measured or depend on sampled text, so yours may differ.)
 
 # %%
 guess_waste = predict("Per cent of the reserved slots that stay empty?", None)
@@ -122,19 +122,22 @@ measured("the longest has", max(lengths), "tokens")
 guess_waste.compare(100 * final_waste, "%", measured=True)
 
 # %% [markdown]
-# That is the waste at the end of each answer. On the way there it is larger, since an answer grows
-# from nothing. Let the requests run: step by step, first come, first served, in a memory of 2,048
-# slots.
+# That is the waste at the end of each answer. On the way there more of an answer's slots are empty.
+# But a long answer, which wastes least, also stays longest and counts in more steps. Let the
+# requests run: step by step, first come, first served, in a memory of 2,048 slots.
 #
 # ## The smallest version that works
 #
-# One strip of memory, and a list of its holes. A request gets one piece of a hole. The piece that it
-# gives back becomes a hole again, joined with its neighbours. Where several holes are large enough,
-# **first fit** takes the first (in the code, `min`), **best fit** the smallest.
+# One strip of memory, and a list of its holes. A request gets one piece of a hole. The piece that
+# it gives back becomes a hole again, joined with the holes beside it. Where several holes are
+# large enough, **first fit** takes the first (in the code, `min`), **best fit** the smallest.
 #
-# `run_through` is a simulation: each running request gets one token per step, and waiting requests start
-# in order, as soon as they fit. Unless the text says otherwise, a share is of the whole memory, averaged
-# over the steps in which at least one request waits. When no request waits, unused memory harms no one.
+# `run_through` is a simulation: each running request gets one token per step, and waiting requests
+# start in order, as soon as they fit. It calls `hold(request, tokens)` when a request starts, with
+# the slots that it asks for, and then in each step with one token more. False means that there is
+# no room. `pieces` has (first slot, number of slots) for each request. Unless the text says
+# otherwise, a share is of the whole memory, averaged over the steps in which at least one request
+# waits. When no request waits, unused memory harms no one.
 
 
 # %%
@@ -187,15 +190,15 @@ measured("requests that run at once", runs["longest, first fit"].together())
 # ## Why it is wasteful: two kinds of fragmentation
 #
 # - **Internal fragmentation**: slots that belong to a request and hold nothing. (The
-#   [paper](https://arxiv.org/abs/2309.06180) on blocks divides them once more: slots that will be
-#   filled later, and slots that never will.)
+#   [paper](https://arxiv.org/abs/2309.06180) on blocks calls only those internal that will never
+#   be filled; those that will be filled later are *reserved* there.)
 # - **External fragmentation**: free slots that are enough for the next request in total, but too
 #   scattered for it, because it needs one piece. (A gap of 550 slots cannot take a piece of 553. And our
 #   memory has room for only three of the longest pieces, so each gap costs much. In ten times the memory
-#   this share is smaller.)
+#   the share of free slots is smaller.)
 #
-# There is also a *remainder*: free slots that are too few for the next request in any order. Every
-# allocator has some of those.
+# There is also a *remainder*: free slots that are too few for the next request, wherever
+# they lie. Any allocator can have some of those.
 #
 # Would it help to know the lengths? Let an oracle say each answer's length before it is written, and
 # reserve exactly that.
@@ -218,7 +221,7 @@ for way in ("exact, first fit", "exact, best fit"):
 
 # %% [markdown]
 # Play it. Colours are requests (they repeat): full where there are tokens, pale where the slots are
-# reserved only, white where they are free. A triangle is an answer that grows into its reservation.
+# reserved only, white where they are free. A slope is an answer that grows into its reservation.
 
 
 # %%
@@ -239,27 +242,29 @@ replay(
 )
 
 # %% [markdown]
-# Knowing the lengths does not end the waste. An answer of 500 tokens owns 500 slots from its first
-# step to its last, and on average half of them are empty. And because the pieces differ in size, the
-# gaps between them are often too small for the next request, and those behind it wait, too.
+# Best fit changes little here. And knowing the lengths does not end the waste. An answer of 500
+# tokens owns 500 slots from its first step to its last, and on average about half of them are
+# empty. And because the pieces differ in size, the gaps between them are often too small for the
+# next request, and those behind it wait, too.
 #
 # ## The idea: pieces of one size
 #
 # Both kinds come from handing out one piece for everything that is still to come. Hand out small
 # **blocks** of one size instead, one after another, when the next token needs one:
 #
-# - any free block is as good as another, so no gap is too small, and a list of the free blocks is
-#   enough;
+# - any free block is as good as another, so no gap is too small, and a list of the free blocks (the
+#   **free list**) is enough;
 # - only the last block of a request has empty slots.
 #
-# The price: a request's blocks lie anywhere, so the request needs a list of them, its
+# The price: a request's blocks may lie anywhere, so the request needs a list of them, its
 # [**block table**](../docs/glossary.md#block-table).
 #
-# There is a second price. A request is admitted when its *prompt* and one token fit, and nothing is
-# reserved for the rest of its answer. So one day a running request needs a block and none is free. Then
-# the simulation takes all blocks of the request that started last, and puts it back into the queue
-# ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not lost, but their keys and values
-# are: when it starts again, they must be computed again. A reservation never pays this price.
+# There is a second price. Here, a request is admitted when its *prompt* and one token fit, and
+# nothing is reserved for the rest of its answer. So a running request may need a block when none
+# is free. Then the simulation takes all blocks of the request that started last, and puts it at
+# the head of the queue ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not
+# lost, but their keys and values are: when it starts again, they must be computed again. A
+# reservation never pays this price.
 
 
 # %%
@@ -287,7 +292,7 @@ runs["blocks of 16"] = run_through(Blocks(NUM_SLOTS, 16), NUM_SLOTS, wishes)
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "The same requests in blocks of 16 slots. While requests wait, the memory is full of tokens; the "
+    "The same requests in blocks of 16 slots. While requests wait, the memory is nearly full of tokens; the "
     "pale tails are the "
     "last blocks of the requests. White on the right comes after the last request has started.",
     number="21.3",
@@ -305,10 +310,10 @@ picture(
 )
 
 # %% [markdown]
-# How much is computed twice? It depends on how eagerly requests are admitted. An engine can keep some
-# blocks free when it admits a request, so that the running ones can grow. In the table below, a new
-# request must leave that many blocks free. "Computed again" is a share of the tokens of all prompts and
-# answers.
+# How much is computed again? It depends on how eagerly requests are admitted. An engine can keep
+# some blocks free when it admits a request, so that the running ones can grow. In the table below,
+# a new request must leave that many blocks free. "Computed again" is a share of the tokens of all
+# prompts and answers.
 
 
 # %%
@@ -342,17 +347,18 @@ held = runs["blocks of 16"].shares().used * NUM_SLOTS / runs["blocks of 16"].tog
 measured("a running request holds, on average", held, "tokens")
 
 # %% [markdown]
-# So the number of requests at once flatters blocks as long as nothing is kept free: a large part of the
-# work is done twice. (The simulation counts steps. A run takes at least as many as its longest answer has
-# tokens, and a last one that finds the memory empty. What is computed again takes part of one step,
-# however much it is. On a real machine it takes time, which chapter 24 computes.) With 16 of the 128
-# blocks kept free, much of that is gone; with 48, nearly all. Even then, far more requests run than with
-# one piece each. (Too few kept free repeat work; too many let requests wait.)
+# So the number of requests at once flatters blocks as long as nothing is kept free: a large part of
+# the work is done again. (The steps hardly show it: in the simulation a restarted request computes
+# all its tokens in one step, however many. On a real machine that takes time, which chapter 24
+# computes.) With 16 of the 128 blocks kept free, much of that is gone; with 48, nearly all. Even
+# then, far more requests run than with one piece each. (Too few kept free repeat work; too many let
+# requests wait.)
 #
 # ## How large a block?
 #
-# Let $B$ be the block size. If the last block of a request is as likely to hold 1 token as 2, 3, ...
-# or $B$, then the number of its empty slots is 0 to $B-1$ with equal probability, so on average
+# Let $B$ be the block size (in chapter 17, the bandwidth). If the last block of a request is as
+# likely to hold 1 token as 2, 3, ... or $B$, then the number of its empty slots is 0 to $B-1$ with
+# equal probability, so on average
 #
 # $$\text{empty slots per request} = \frac{B-1}{2}, \qquad
 # \text{internal waste} = \frac{(B-1)/2}{t + (B-1)/2}$$
@@ -362,9 +368,9 @@ measured("a running request holds, on average", held, "tokens")
 # | $B$ | slots per block | `block_size` |
 # | $t$ | tokens that a running request holds, on average | `tokens` |
 #
-# The number of empty slots does not depend on how long the request is. The cell above printed how many
-# tokens a running request holds on average. Predict the internal waste of blocks of 256 slots, in per
-# cent of the owned slots.
+# In this formula the number of empty slots does not depend on how long the request is. The cell above printed
+# how many tokens a running request holds on average. Predict the internal waste of blocks of 256
+# slots, in per cent of the owned slots.
 
 # %%
 guess_large = predict("Per cent of the owned slots that are empty, in blocks of 256?", None)
@@ -388,38 +394,39 @@ guess_large.compare(100 * waste_of[256][0], "%", measured=True)
 print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} tokens on average")
 
 # %% [markdown]
-# (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above, so its
-# formula gives less than yours.) The formula fits small blocks, and is less exact for 256. It assumed
-# that a running request stands anywhere in its last block. But most of these requests are shorter than
-# 256 tokens, so their *only* block is their last one, and many end before it is half full. The number of
-# empty slots then depends on the lengths, not on chance.
+# (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above,
+# so the formula gives less there.) The formula fits small blocks, and is less exact for 256. It
+# assumed that a running request stands anywhere in its last block. But most of these requests are
+# shorter than 256 tokens, so their *only* block is their last one, and many end before it is half
+# full. The number of empty slots then depends on the lengths, not on chance.
 #
-# Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up and
-# to jump to. vLLM begins with 16, and so does this engine. (Its authors report a waste under 4 % with
-# blocks: the last line says how long requests must be for that.)
+# Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look
+# up and to jump to. The default of vLLM and of this engine is 16. (vLLM's authors report a waste
+# under 4 % with blocks: the last line says how many tokens requests must hold for that, on
+# average.)
 #
 # ## How many sequences fit on a card?
 #
-# Memory decides how many sequences can run at once. With blocks, the answer is arithmetic:
+# Memory limits how many sequences can run at once. With blocks, this limit is arithmetic:
 #
 # $$N = \left\lfloor \frac{\lfloor (M - W) \,/\, (B \cdot b) \rfloor}{\lceil L / B \rceil}
 # \right\rfloor$$
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
-# | $N$ | sequences that fit at once | result of `sequences_that_fit` |
+# | $N$ | sequences that fit at once (0 if $W > M$) | result of `sequences_that_fit` |
 # | $M$, $W$ | bytes of memory for weights and cache (without the working memory of chapter 00), and of the weights | `memory_bytes`, `weight_bytes` |
 # | $b$ | bytes that one token takes in the cache (chapter 14) | `kv_bytes_per_token` |
 # | $L$ | tokens of a sequence, prompt and answer | `num_tokens` |
 #
 # The inner floor counts the blocks that the weights leave room for, the ceiling the blocks of one
-# sequence, and the outer floor whole sequences.
+# sequence, and the outer floor whole sequences. (In chapter 00, $W$ was the working memory, $N$ the
+# number of weights, $L$ the layers and $b$ the bits per weight.)
 #
-# Predict: a card has 80 GB. Let all of it be for weights and cache. (1 GB of working memory would cost
-# one sequence here. In chapter 00, $W$ was that working memory, $N$ the number of weights, $L$ the layers
-# and $b$ the bits per weight.) Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
-# many sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for
-# Llama-3.1, of the same shapes.)
+# Predict: a card has 80 GB. Let all of it be for weights and cache. 
+# Llama-3-70B in 8 bits takes about 70 GB of it, and 327,680 bytes per token. How many sequences of
+# 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for Llama-3.1, of the
+# same shapes.)
 
 # %%
 guess_fit = predict(
@@ -440,16 +447,17 @@ for name, (weights, per_token) in models.items():
 guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
-# A step with so few sequences leaves most of the card's arithmetic unused (chapter 17): the memory is
-# full first, and wasted slots are sequences that wait. (Blocks save capacity, not bandwidth: each step
-# still reads the keys and values of every token.)
+# Such a step leaves most of the card's arithmetic unused (chapter 17): the memory is
+# full first, and wasted slots are sequences that wait. (Blocks save capacity, not bandwidth: each
+# decode step still reads the keys and values of every token.)
 #
 # ## Several owners
 #
-# If you ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), the
-# sequence **forks**: it becomes three with the same beginning. One copy of its blocks is enough; it has
-# three owners. The allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each
-# block: a block is free again when its last owner has released it.
+# If you ask for three answers to one prompt
+# ([parallel sampling](../docs/glossary.md#parallel-sampling)), the sequence **forks**: it becomes
+# three with the same beginning. One copy of its blocks is enough; each block has three owners. The
+# allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each block: a
+# block is free again when its last owner has released it.
 
 # %%
 allocator = package.BlockAllocator(8)
@@ -461,10 +469,10 @@ print("the second releases", second, "and these become free:", allocator.release
 allocator.share(second)  # and comes back
 
 # %% [markdown]
-# But the last block has room for the next token, and now the answers part. If one wrote into it, the
-# other would read it. So before a sequence writes into a block that others own too, it gets its own
-# copy: [**copy-on-write**](../docs/glossary.md#copy-on-write). The function below exchanges the block in
-# the table, and the caller copies its contents.
+# But the last block may have room for the next token, and now the answers part. If one wrote into
+# it, the other would read it. So before a sequence writes into a block that others own too, it
+# gets its own copy: [**copy-on-write**](../docs/glossary.md#copy-on-write). The function below
+# exchanges the block in the table, and the caller copies its contents.
 
 # %%
 print("the second writes into its last block:", package.copy_on_write(allocator, second, 2))
@@ -473,8 +481,8 @@ owners = {each: allocator.num_owners(each) for each in range(1, 5)}
 print("tables:", first, second, " owners:", owners)
 
 # %% [markdown]
-# Here it is in the engine: three answers to one prompt, in blocks of 4 tokens. The prompt ends inside
-# block 4, and all three answers want to write there.
+# Here it is in the engine: three answers to one prompt, in blocks of 4 tokens. The prompt has 15
+# tokens, so it ends inside block 4, and all three answers want to write there.
 #
 # Predict: how many copies of block 4 are made?
 
@@ -547,8 +555,9 @@ def sequences_that_fit(
 my_capacity = check(21, sequences_that_fit=sequences_that_fit)
 
 # %% [markdown]
-# Now the allocator. The two parts of its state are in the text above: which blocks are free, how
-# many owners each block has. (Write `from minigen.errors import OutOfBlocksError` first.)
+# Now the allocator. Its blocks count from 1, as in the example above; block 0 is kept for padding
+# (see the end). The two parts of its state are in the text above: which blocks are free, how many
+# owners each block has. (Write `from minigen.errors import OutOfBlocksError` first.)
 
 # %%
 task(21, "BlockAllocator")
@@ -684,10 +693,10 @@ with small.count_work() as work:
 guess_full.compare(work.blocks_copied)
 
 # %% [markdown]
-# A full block is never written again, so all its owners can keep sharing it.
+# A full block of the prompt is not written again, so all its owners can keep sharing it.
 #
-# One more, for those who want it. Copies between memories, and some kernels, are faster if a sequence's
-# blocks lie side by side. Which free blocks should an allocation take?
+# One more, for those who want it. Copies between memories, and some kernels, can be faster if a
+# sequence's blocks lie side by side. Which free blocks should an allocation take?
 
 # %%
 task(21, "choose_adjacent")
@@ -727,8 +736,9 @@ for name, allocator in {
 #
 # ## The package's version
 #
-# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: on a GPU, a batch
-# is filled up with empty rows to a fixed size (padding), and those rows write there.
+# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: on a GPU, a
+# batch of decodes is filled up with empty rows (padding) to one of a few sizes, and those rows
+# write there.
 
 # %%
 reveal(21, sequences_that_fit=my_capacity, BlockAllocator=my_allocator)
@@ -754,8 +764,8 @@ for way in ("longest, first fit", "exact, best fit"):
 # %% [markdown]
 # ## Claims
 #
-# What papers and guides say, beside what this notebook found. The outcomes are computed from the
-# numbers.
+# What a paper and a blog post say, beside what this notebook found. The outcomes are computed from
+# the numbers.
 
 # %% jupyter={"source_hidden": true}
 not_held = 100 * (1 - reserving.used)
@@ -772,8 +782,8 @@ verdicts(
         f"{mark(100 * reserving.external, '%')} scattered, "
         f"{mark(100 * reserving.remainder, '%')} too few for the next request",
         within(not_held, 60, 80),
-        f"{mark(empty_of_owned, '%')} of the owned slots are empty; scattered slots add to them, fewer "
-        "in a larger memory",
+        f"{mark(empty_of_owned, '%')} of the owned slots are empty; free slots add to them, a smaller "
+        "share in a larger memory",
         VLLM,
         measured=True,
     ),
@@ -802,19 +812,20 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - The length of an answer is not known before it is written. An engine that reserves the longest one
-#   leaves most of its memory empty.
+# - The length of an answer is not known before it is written. Reserving the longest one left
+#   most of the memory empty here.
 # - Internal fragmentation is memory that a request owns and does not fill. External fragmentation is
 #   free memory that is too scattered to use.
-# - Knowing all lengths helps, and still leaves more than half of the memory empty: an answer owns at its first step
-#   what it fills at its last, and pieces of many sizes leave gaps.
+# - Knowing all lengths helped, and still left more than half of the memory empty: an answer owns
+#   at its first step what it fills at its last, and pieces of many sizes leave gaps.
 # - Blocks of one size end external fragmentation, and leave about $(B-1)/2$ empty slots per request,
 #   as long as requests are several blocks long.
 # - Blocks save capacity, not bandwidth: more requests fit, and each decode step still reads the keys and
 #   values of every token.
-# - Nothing is reserved, so memory can run out in the middle of an answer. Then a request is preempted,
-#   and its keys and values are computed again.
-# - How many sequences fit is arithmetic: what the weights leave, divided by what a sequence takes.
+# - If no blocks are reserved, memory can run out in the middle of an answer. Then a request is
+#   preempted, and its keys and values are computed again.
+# - How many sequences fit is arithmetic: what the weights leave, divided by what a sequence takes,
+#   in whole blocks.
 # - A block may have several owners. It is free when the last one has released it, and it is copied
 #   before one of several owners writes.
 #
@@ -838,30 +849,31 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** brought blocks and block tables
-#   ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its blocks have 16 tokens by default on most
-#   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
-#   content (prefix cache, chapter 23) can be taken out of the middle. Its present engine (V1) first had
-#   no copy-on-write, because it shared only full blocks, which are never written again; since 2026,
-#   models that mix attention with recurrent layers (which keep one fixed state) can continue from a part
-#   of a shared block, which is copied.
-# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default on most GPUs (a
-#   page, its word for a block, has one token; on Blackwell 64): with one token no internal waste at all,
-#   and the longest tables.
+#   ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its blocks have 16 tokens by default, and
+#   more with some models and kernels. Its free blocks stand in a doubly linked queue, so that a
+#   block that is found again by its content (prefix cache, chapter 23) can be taken out of the
+#   middle. Its present engine (V1) first had no copy-on-write, because it shared only full blocks,
+#   which are never written again; since 2026, models that mix attention with recurrent layers
+#   (which keep a state of fixed size) can continue from a part of a shared block, which is copied.
+# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default on most
+#   GPUs (a page, its word for a block, has one token; on NVIDIA's B200 usually 64): with one token
+#   no internal waste at all, and the longest tables.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** takes the number of tokens per block as an
 #   option, and can keep blocks that had to leave the GPU (eviction, chapter 23) in the host's memory.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps (as its server does by default) one array
-#   of cells, one per token, each with the set of sequences that own it: sharing is a bit in that set.
-# - **[vAttention](https://arxiv.org/abs/2405.04437)** leaves the cache in one piece of *virtual* memory
-#   for each sequence, and lets the GPU's driver put physical pages below it as it grows: blocks
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps (as its server does by default)
+#   one array of cells, one per token, each with the set of sequences that own it: an owner is a
+#   bit in that set.
+# - **[vAttention](https://arxiv.org/abs/2405.04437)** keeps each sequence's cache contiguous in
+#   *virtual* memory, and lets the GPU's driver put physical pages below it as it grows: blocks
 #   without block tables, in pages of 2 MB, or smaller ones with a changed driver.
 #
 # ## Further reading
 #
 # - [Efficient Memory Management for Large Language Model Serving with
-#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 3 measures the waste,
-#   section 4 introduces blocks.
-# - [vLLM: Easy, Fast, and Cheap LLM Serving](https://blog.vllm.ai/2023/06/20/vllm.html): the post that
-#   made the figures of this chapter known.
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 3 explains the
+#   waste, section 4 introduces blocks.
+# - [vLLM: Easy, Fast, and Cheap LLM Serving](https://blog.vllm.ai/2023/06/20/vllm.html): the post
+#   that two of the claims above are from.
 # - [Dynamic Storage Allocation: A Survey and Critical
 #   Review](https://doi.org/10.1007/3-540-60368-9_19), Wilson et al. 1995: first fit, best fit and
 #   fragmentation, long before language models.

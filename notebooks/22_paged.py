@@ -18,12 +18,12 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/22_paged.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/22_paged.ipynb)
 #
-# Chapter 21 divided memory into [blocks](../docs/glossary.md#block) that lie anywhere. Attention, as
-# chapter 14 wrote it, wants a sequence's keys and values one after another. (Operating systems divide
-# memory in the same way, into *pages* found through a **page table**; hence *paged*, and many engines
-# call a block a page.) This chapter puts keys and values into blocks, finds them again through the
-# sequence's [block table](../docs/glossary.md#block-table), and runs this in the engine: [**paged
-# attention**](../docs/glossary.md#paged-attention).
+# Chapter 21 divided memory into [blocks](../docs/glossary.md#block) that lie anywhere. Attention,
+# as chapter 14 wrote it, wants a sequence's keys and values one after another. (Operating systems
+# divide memory in the same way, into *pages* found through a **page table**; hence *paged*, and
+# some engines call a block a page.) This chapter puts keys and values into blocks, finds them again
+# through the sequence's [block table](../docs/glossary.md#block-table), and runs this in the
+# engine: [**paged attention**](../docs/glossary.md#paged-attention).
 #
 # **Afterwards you can** compute a token's slot, store and gather through a block table, read the
 # picture of a running engine's memory, and say what paging gains and what it costs.
@@ -213,7 +213,7 @@ assert same
 
 # %% [markdown]
 # It is the same, but for rounding. For one query, attention is a weighted *sum* over the tokens (chapter
-# 14), and a sum does not depend on the order of its terms (with floating-point numbers, only its last
+# 14), and a sum does not depend on the order of its terms (with floating-point numbers, its last
 # digits do):
 #
 # $$o = \sum_{s} a_s v_s, \qquad a_s = \frac{\exp(q \cdot k_s / \sqrt d)}
@@ -226,13 +226,14 @@ assert same
 #
 # What must be known is *which* slots hold tokens that the query may see. Here the last block has 14
 # slots that hold nothing, and these must be cut off or masked. For a prompt, where each token sees
-# the tokens before it, the mask needs each slot's position, and the order of the table gives it.
+# itself and the tokens before it, and for a sliding window (chapter 14), the mask needs each slot's
+# position, and the order of the table gives it.
 #
 # ## Why it is slow
 #
-# It loops over the tokens in Python. Name the place of a token by one number instead, its
-# [**slot**](../docs/glossary.md#slot). With block size $B$ and block table $T$, the token at position
-# $p$ has
+# `ScatteredCache` loops over the tokens in Python. Name the place of a token by one number instead,
+# its [**slot**](../docs/glossary.md#slot). With block size $B$ and block table $T$, the token at
+# position $p$ has
 #
 # $$\text{slot}(p) = T\big[\lfloor p / B \rfloor\big] \cdot B + (p \bmod B)$$
 #
@@ -244,8 +245,9 @@ assert same
 # | $T[i]$ | block that holds the tokens $iB$ to $iB + B - 1$ | entry $i$ |
 #
 # By hand: position 18 in the table above lies in entry $\lfloor 18/16 \rfloor = 1$, which is block 3,
-# at offset 2. So its slot is $3 \cdot 16 + 2 = 50$. With slots, storing is one indexed copy, whatever
-# blocks the tokens go to, and blocks are gathered whole.
+# at offset 2. So its slot is $3 \cdot 16 + 2 = 50$. With slots, storing is one indexed copy for
+# the keys and one for the values, whatever blocks the tokens go to, and blocks are gathered
+# whole.
 
 # %%
 print("slots of the tokens 14 to 18:", package.slots_of(table, range(14, 19), 16))
@@ -287,7 +289,7 @@ for row, length in enumerate(context_lens[:2]):
 # The second row of the mask cuts off the last slot of block 5 and the whole of block 0, which only fills
 # up the table. (On a GPU, a [CUDA graph](../docs/glossary.md#cuda-graph) is recorded for a fixed batch
 # size, and an engine records only some sizes, see chapter 15. So a smaller batch is filled up with
-# padding rows, and these read and write block 0.)
+# padding rows, and in minigen these read and write block 0.)
 #
 # In the code below, the first `num_decodes` sequences decode (here 2), and `windows` has each layer's
 # sliding window (chapter 14) or None. With a window, the mask also has a lower end: the sequence's length
@@ -326,7 +328,7 @@ print("token by token the same, in blocks and in one piece")
 #
 # Are the answers the same as before? In the compiled step they are, because there a request's numbers do
 # not depend on its batch (chapter 16), nor on whether its tokens are computed one by one or together (as
-# after a preemption, see below). In torch they do, in their last digits. Sooner or later a draw then
+# after a preemption, see below). In torch they do, in their last digits. Now and then a draw
 # falls on the neighbouring token, and the rest of that answer differs. The cell prints which of the two
 # ran here.
 
@@ -382,7 +384,7 @@ replay(
     map_at,
     max(map(len, states.values())),
     "Blocks in the colours of their owners, and the block tables. With reservations (the other choice) "
-    "most owned blocks are pale: they hold nothing yet.",
+    "many owned blocks are pale: they hold nothing yet.",
     number="22.3",
     at=60,
     stride=4,
@@ -441,7 +443,8 @@ guess_blocks.compare(owned[8])
 # %% [markdown]
 # The prompt's four full blocks are there once. Its last block is copied before an answer writes into
 # it: one copy for each answer but the last. Of 12 more tokens 11 are stored (nothing reads the last
-# one's key), and they fit into that block, so each answer owns one block alone: $4 + 8 = 12$.
+# one's key and value), and they fit into that block, so each answer owns one block alone:
+# $4 + 8 = 12$.
 
 # %%
 of_four = forked_states[4]
@@ -460,8 +463,9 @@ replay(
 # %% [markdown]
 # ## What it costs
 #
-# In plain torch, gathering copies what attention then reads. Here is one decode step over 1,024 tokens,
-# in one layer of this model's size. Predict: how many times as long does attention take with the copy?
+# In plain torch, gathering copies what attention then reads. Here is the attention of one decode
+# step over 1,024 tokens, in one layer of this model's size. Predict: how many times as long does
+# attention take with the copy?
 
 # %%
 guess_cost = predict("Attention through a table, against one piece (times)?", None, within=1.5)
@@ -489,7 +493,8 @@ guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 #
 # ## Your turn
 #
-# First the slot of a token: a short calculation that paged engines got wrong (the bug hunt names two).
+# First the slot of a token: a short calculation that some engines got wrong (the bug hunt names
+# two).
 
 # %%
 task(22, "slots_of")
@@ -515,8 +520,8 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 my_slots = check(22, slots_of=slots_of)
 
 # %% [markdown]
-# The engine calls it for every sequence in every step. (As long as yours has not passed, the package's
-# own runs, and the line below says so.)
+# In every step the engine calls it for each sequence of the batch. (As long as yours has not
+# passed, the package's own runs, and the line below says so.)
 
 # %%
 with using(22, slots_of=my_slots):
@@ -586,7 +591,7 @@ print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).t
 # %% [markdown]
 # The next two exercises go further: the slots of a whole batch at once, as engines with large batches
 # compute them (minigen's own engine loops over its sequences), and attention that reads the blocks one
-# after another, as the kernels of part 3 do.
+# after another, as kernels of part 3 do.
 
 # %%
 task(22, "decode_slots")
@@ -671,7 +676,8 @@ reveal(22, decode_slots=my_batch, attend_by_block=my_attend)
 #
 # It has happened. MinivLLM computed the slot of a decode step in the way that stands here
 # ([issue 76](https://github.com/Wenyueh/MinivLLM/issues/76)). ONNX Runtime GenAI wrote every decoded
-# token one slot too far ([pull request 2354](https://github.com/microsoft/onnxruntime-genai/pull/2354)).
+# token one position too far
+# ([pull request 2354](https://github.com/microsoft/onnxruntime-genai/pull/2354)).
 
 # %%
 # hunt: minigen_course.ch22_paged.hunt
@@ -736,22 +742,23 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
-# reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and those
-# first steps are left out (as are the last ones, when few run in either). And a preempted request is
-# computed again as a whole prompt. Without the repeats both ways compute about the same tokens, so the
-# gain in useful tokens per step is the ratio of the steps (the line before the last). Why are there
-# repeats? A request starts as soon as its prompt finds blocks, then all running answers grow, and once
-# they have grown beyond 64 blocks, some request loses its blocks and is computed again from its first
-# token. With long answers that happens again and again (the engine **thrashes**), so the share above
-# depends on the sampled text. Chapter 24 treats this: it compares such a scheduler with one that
-# reserves, and shows how much of the repeated work a prefix cache saves.
+# reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and
+# those first, fullest steps are left out (as are the last ones, when few run in either). And a
+# preempted request is computed again as a whole prompt. Without the repeats both ways compute about
+# the same tokens, so the gain in useful tokens per step is the ratio of the steps (the line before
+# the last). Why are there repeats? A request starts as soon as its prompt finds blocks, then all
+# running answers grow, and once they need more than 64 blocks, some request loses its blocks and is
+# computed again from its first token. With long answers that can happen again and again (the engine
+# **thrashes**), so the share above depends on the sampled text. Chapter 24 treats this: it compares
+# such a scheduler with one that reserves, and shows how much of the repeated work a prefix cache
+# saves.
 #
 # ## Claims
 #
 # What papers and guides say, beside what this notebook found. (The PagedAttention paper is known for 2-4
-# times the throughput; these are other numbers. In it, vLLM runs 4.3 times as many requests at once as an
-# engine that reserves the longest answer, and 2.2 times as many as one that knows each answer's length.)
-# The outcomes are computed from the numbers.
+# times the throughput; these are other numbers. In it, vLLM runs OPT-13B with 4.3 times as many
+# requests at once as an engine that reserves the longest sequence, and 2.2 times as many as one
+# that knows each answer's length.) The outcomes are computed from the numbers.
 
 # %% jupyter={"source_hidden": true}
 PAPER = "[Kwon et al. 2023](https://arxiv.org/abs/2309.06180)"
@@ -772,8 +779,8 @@ verdicts(
         "With blocks, 4.3 times as many sequences run at once as with the longest reserved",
         f"{mark(together_paged / together_reserved)} times",
         within(together_paged / together_reserved, 4.3, 4.4),
-        "the longest decides: their engine reserves the model's 2,048 tokens for every request, ours "
-        "the prompt and the 256 that an answer may have",
+        "the longest decides: the engine they compare with reserves 2,048 tokens for every request, "
+        "ours the prompt and the 256 that an answer may have",
         PAPER,
         measured=True,
     ),
@@ -790,7 +797,7 @@ verdicts(
         f"on this CPU, with the blocks copied together first, it takes "
         f"{mark(through_table / in_one_piece)} times as long",
         NOT_TESTED,
-        "the claim is about the first GPU kernel that read blocks in place; a copy in torch is "
+        "the claim is about the paper's GPU kernel, which reads blocks in place; a copy in torch is "
         "another thing, and chapter 33 counts the bytes of a kernel",
         PAPER,
     ),
@@ -802,12 +809,13 @@ verdicts(
 # - A block table lists a sequence's blocks in the order of its tokens. The slot of a token is its
 #   block times the block size, plus its offset in the block.
 # - Storing needs the slots of the new tokens; reading needs the block table and the length.
-# - Attention of one query is a sum over tokens, and positions are inside the keys. So keys and values
-#   may lie in any order; only the slots that hold no visible token must be masked.
+# - Attention of one query is a sum over tokens, and here positions are inside the keys. So keys
+#   and values may lie in any order; only the slots that hold no visible token must be masked.
 # - With blocks as they are needed, far more of the memory holds tokens, and more requests run at once.
 # - Answers to one prompt share its full blocks. A block that is not full is copied before it is
 #   written as long as others own it too.
-# - Paging saves capacity, not bandwidth: attention reads as many keys and values as from one piece.
+# - Paging saves capacity, not bandwidth: attention reads no fewer keys and values than from one
+#   piece.
 # - In plain torch, reading through a table costs a copy. A kernel that reads blocks in place needs
 #   none.
 #
@@ -834,17 +842,18 @@ verdicts(
 # - **[vLLM](https://github.com/vllm-project/vllm)** carries the two things of this chapter by name
 #   through its code: `block_table` for reading, and `slot_mapping` for writing. Its attention is one of
 #   many backends, on NVIDIA GPUs often FlashAttention's or FlashInfer's; both read through block tables.
-# - **[FlashInfer](https://github.com/flashinfer-ai/flashinfer)** keeps the tables of a batch packed: all
-#   entries in one list, where each sequence begins, and how full each last page is. No table is padded.
+# - **[FlashInfer](https://github.com/flashinfer-ai/flashinfer)** can take the tables of a batch
+#   packed: all entries in one list, where each sequence begins, and how full each last page is.
+#   Then no table is padded.
 # - **[SGLang](https://github.com/sgl-project/sglang)** keeps the slot of every token of a request in its
-#   table (`req_to_token`), not the block, so that pages of one token need no more code.
+#   table (`req_to_token`), not the block.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** and
-#   **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** page the cache in kernels of their own (MLC-LLM on
-#   newer NVIDIA GPUs often in FlashInfer's), the latter for phones and browsers, too. **llama.cpp**'s
-#   unified cache keeps the slots (it calls them cells) of all sequences in one array, and masks those of
-#   other sequences; its other mode gives each sequence a part of its own.
-# - **[vAttention](https://arxiv.org/abs/2405.04437)** keeps the addresses contiguous and pages physical
-#   memory below them, so attention kernels need not know of pages at all.
+#   **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** read a paged cache in kernels of their own
+#   (MLC-LLM on newer NVIDIA GPUs often in FlashInfer's), the latter for phones and browsers, too.
+#   **llama.cpp**'s unified cache keeps the slots (it calls them cells) of all sequences in one
+#   array, and masks those of other sequences; its other mode gives each sequence a part of its own.
+# - **[vAttention](https://arxiv.org/abs/2405.04437)** keeps a sequence's virtual addresses
+#   contiguous and pages physical memory below them, so attention kernels need not know of pages.
 #
 # ## Further reading
 #

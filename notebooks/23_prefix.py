@@ -91,10 +91,10 @@ chapter_map("prefix cache")
 # %% [markdown]
 # ## A number that hurts
 #
-# A chat has no memory. At every turn the program sends the whole conversation again, and the model
-# reads all of it again. Here are four turns, with nothing kept from one to the next. The
-# [**time to first token**](../docs/glossary.md#time-to-first-token-ttft) (TTFT) is how long the reader
-# looks at an empty line. (Numbers in ⟨ ⟩ are measured, so yours differ.)
+# A chat model has no memory. At every turn the program sends the whole conversation again, and the
+# model reads all of it again. Here are four turns, with nothing kept from one to the next. The
+# [**time to first token**](../docs/glossary.md#time-to-first-token-ttft) (TTFT) is how long the
+# reader looks at an empty line. (Numbers in ⟨ ⟩ are measured, so yours differ.)
 
 # %%
 RULES = "You are the librarian of a small town by the sea. Answer in one or two short sentences."
@@ -156,9 +156,9 @@ for number in range(1, len(turns_alone)):
 # which no step had read yet), and were thrown away.
 #
 # May they be used again? The words *the old maps* stand at the beginning of two texts, and in the
-# middle of a third. Predict: in the first layer, the keys of *old maps* in the third text are compared
-# with those in the first. The rotation by their positions (chapter 13) is undone before. Are they
-# equal? Write `"yes"` or `"no"`.
+# middle of a third (where *the*, with a space before it, is another token). Predict: in the first
+# layer, the keys of *old maps* in the third text are compared with those in the first. The rotation
+# by their positions (chapter 13) is undone before. Are they equal? Write `"yes"` or `"no"`.
 
 # %%
 guess_keys = predict("First layer, positions undone: equal keys in another text?", None)
@@ -194,7 +194,7 @@ guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 # Besides its own token, a key depends on two things. It depends on *where* its token stands, because it
 # was rotated by its position: that could be undone. And from the second layer on it depends on *all
 # tokens before it*, because attention has mixed them in: that cannot be undone. So only equal
-# *beginnings* can be shared, up to the first token that differs.
+# *beginnings* can be shared as they are, up to the first token that differs.
 #
 # ## The smallest version that works: a chain of hashes
 #
@@ -302,9 +302,9 @@ print(f"{len(chain.block_of)} names in the chain, {manager.prefix_cache.num_bloc
 # %% [markdown]
 # ## What it saves: time to first token
 #
-# The package's cache also knows which block of memory holds a node's keys, how many sequences use it
-# now, and in which order blocks fell out of use. Here is the same chat with it. Predict: how many
-# tokens does the fourth turn compute before its first token?
+# The package's cache also knows which block of memory holds a node's keys and values, how many
+# sequences use it now, and in which order blocks fell out of use. Here is the same chat with it.
+# Predict: how many tokens does the fourth turn compute before its first token?
 
 # %%
 guess_turn = predict("Tokens computed in turn 4, with a prefix cache?", None, within=1.5)
@@ -328,10 +328,11 @@ picture(
 )
 
 # %% [markdown]
-# A turn computes its new question, and what is left of the last block that was not full.
+# From the second turn on, a turn computes what is new in it, and the earlier tokens that stood
+# behind the last full block.
 #
 # By how much does TTFT fall? The prefill (chapter 17) of a prompt of $n$ tokens, $c$ of which are
-# cached, takes about
+# cached, takes in one step about
 #
 # $$\text{TTFT} \approx t_0 + (n - c)\, t_1$$
 #
@@ -339,9 +340,9 @@ picture(
 # *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
 # $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
 # third part. It is not saved either. Chapter 17's formula is the larger of reading and arithmetic, plus
-# an overhead. When so few tokens are left that reading the weights takes longer than their arithmetic,
-# TTFT stops falling, and the straight line above no longer stands for it. There, $t_0$ was the overhead
-# alone; here it is what the line gives at no tokens.)
+# an overhead. When so few tokens are left that reading the weights takes longer than the
+# arithmetic, TTFT stops falling, and the straight line above no longer holds. In chapter 17's
+# formula, $t_0$ was the overhead alone; here it is what the line gives at no tokens.)
 #
 # Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)? Take
 # $t_0$ and $t_1$ from the first and the last turn at the top.
@@ -387,11 +388,11 @@ picture(
 
 # %% [markdown]
 # By the formula, TTFT falls along a straight line above the dashed one: extended to 100 %, it would end
-# at $t_0$ as a part of the whole. (The last point still computes 16 tokens. Each point is the better of
-# two runs; run the cell again to see how far the points move. A point below the dashed line does not fit
-# the formula: usually the runs with nothing found were slowed by something else on the machine.) For a
-# short prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows it, too: its prompt is
-# short, and its TTFT fell by less than the share that was found.
+# at $t_0$ as a part of the whole. (The last point of each line still computes 16 tokens. Each point
+# is the better of two runs; run the cell again to see how far the points move. A point below the
+# dashed line does not fit the formula: perhaps the runs with nothing found were slowed by something
+# else on the machine.) For a short prompt, $t_0$ is a larger part of the whole. The chat's fourth
+# turn shows it, too: its prompt is short, and its TTFT fell by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
 #
@@ -416,8 +417,9 @@ print(f"blocks in use: {in_use}; if each had its own: {separate:,} ({separate / 
 # %% [markdown]
 # The 102 owners are 101 requests and the tree. So memory is saved. Now think of a
 # [decode](../docs/glossary.md#decode) step of all these requests. What must attention read? This is
-# arithmetic, not a measurement: an ordinary kernel works on each sequence alone, and reads the whole
-# context of each. (At 2 bytes per number. This notebook's float32 would take twice as much of all.)
+# arithmetic, not a measurement: an ordinary kernel works on each sequence alone, and reads the
+# whole context of each. (At 2 bytes per number. In this notebook's float32, all numbers would be
+# twice as large.)
 
 # %%
 per_token = alone.config.kv_bytes_per_token
@@ -430,9 +432,10 @@ print(f"read in a decode step: {read * per_token / 1e6:>5,.0f} MB, with or witho
 print(f"read, if the shared blocks are read once for all: {once * per_token / 1e6:,.0f} MB")
 
 # %% [markdown]
-# One copy is kept, and it is read 101 times in each step. Kernels that read a shared beginning once for
-# all sequences that use it exist; the end of this chapter names them. On a GPU, some of the repeated reads are
-# answered by its cache, so the true cost lies between the last two lines.
+# One copy of the shared blocks is kept, and an ordinary kernel reads it 101 times in each step.
+# Kernels that read a shared beginning once for all sequences that use it exist; the end of this
+# chapter names them. On a GPU, some of the repeated reads may be answered by its cache; then the
+# memory delivers an amount between those of the last two lines.
 #
 # ## The tree as it grows
 #
@@ -474,12 +477,12 @@ replay(
 )
 
 # %% [markdown]
-# Cached blocks cost nothing while memory is plentiful. When it runs short, the **least recently used** go
-# first. And of one sequence, the *last* block goes first: a sequence that uses a block uses all blocks
-# before it, and when it ends, the cache counts one user less of its blocks from the last to the first. So
-# a block falls out of use after all blocks that follow it, and eviction never cuts a path in two. If a
-# prompt's first block were evicted first, the later ones would stay in memory, but could not be matched
-# until it is computed again.
+# Cached blocks cost next to nothing while memory is plentiful. When it runs short, the **least
+# recently used** go first. And of one sequence, the *last* block goes first: a sequence that uses a
+# block uses all blocks before it, and when it ends, the cache counts one user less of its blocks
+# from the last to the first. So a block falls out of use after all blocks that follow it, and
+# eviction never cuts a path in two. If a prompt's first block were evicted first, the later ones
+# would stay in memory, but could not be matched until it is computed again.
 #
 # ## The traps
 #
@@ -526,17 +529,17 @@ guess_exact.compare(found_exact)
 guess_clock.compare(found_dated)
 
 # %% [markdown]
-# 1. **A full hit (all tokens are found) must still compute one token.** The cache keeps keys and values, but no
-#    [logits](../docs/glossary.md#logits), and without logits there is no next token. Since a block is
-#    shared whole or not at all, the last block is computed again. An engine that forgets this runs the
-#    model on no tokens. That is this chapter's bug hunt.
+# 1. **A full hit (all tokens are found) must still compute at least one token.** The cache keeps
+#    keys and values, but no [logits](../docs/glossary.md#logits), and without logits there is no
+#    next token. Since a block is shared whole or not at all, the last block is computed again. An
+#    engine that forgets this runs the model on no tokens. That is this chapter's bug hunt.
 # 2. **A block that is being written is not shared.** It is found once it is full and computed. Here both
 #    requests computed the same; afterwards one copy is kept, and the other one's blocks are given back.
-# 3. **Equal tokens are not always equal keys.** They differ if the weights do (many
-#    servers add a small correction of a customer's own to some matrices, a **LoRA adapter**), or if another
-#   image is meant by the same tokens (a prompt with an image has placeholder tokens in its place). And a
-#   hit is faster than a miss, so a stranger can find out by timing whether a question was asked before. A
-#   [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
+# 3. **Equal tokens are not always equal keys.** They differ if the weights do (some servers add a
+#    small correction of a customer's own to some matrices, a **LoRA adapter**), or if another image
+#    is meant by the same tokens (a prompt with an image has placeholder tokens in its place). And a
+#    hit is faster than a miss, so a stranger may find out by timing whether a question was asked
+#    before. A [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
 # 4. **What changes goes to the end.** With a clock in front of the rules, nothing is found once it has changed.
 #
 # ## How much memory is enough?
@@ -545,10 +548,10 @@ guess_clock.compare(found_dated)
 #
 # $$\text{hit rate} = \frac{\sum_r c_r}{\sum_r n_r}$$
 #
-# over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is the number to watch on a dashboard
-# (chapter 52). Guides often call a hit rate above 0.5 good. But that depends on the traffic: it cannot
-# exceed the share of tokens that repeat. A hit rate far below that share usually means that memory is too
-# small, or that something in front of the prompts changes.
+# over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is a number to watch on a dashboard
+# (chapter 52). Which hit rate is good depends on the traffic: it cannot exceed the share of tokens
+# that repeat. A hit rate far below that share often means that memory is too small, or that
+# something in front of the prompts changes.
 #
 # Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
 # their own. Find the pool below which histories are evicted before their user is back, and compare it
@@ -586,8 +589,9 @@ explore(
 #    too: that is the share in `match`.
 # 2. The engine allocates blocks for the rest, and computes it.
 # 3. When blocks are full and computed, it calls `insert`. From now on the cache owns these blocks, too.
-#    Where it has an equal block already, `insert` gives the request's own back and returns a pair (index,
-#    kept block), which the engine writes into the request's block table.
+#    Where it has an equal block already, `insert` makes the request an owner of that one, gives the
+#    request's own back, and returns a pair (index, kept block), which the engine writes into the
+#    request's block table.
 # 4. When the request ends, the engine releases all blocks of the request. Those in the cache stay,
 #    because the cache still owns them.
 
@@ -650,11 +654,13 @@ growing = load_model(
 print("tokens computed in each turn of the chat:", [each[2] for each in chat(growing)])
 
 # %% [markdown]
-# The second step makes it a whole prefix cache. Blocks that are kept for ever fill the memory, so the
-# engine asks for some of them back: `evict(count)`. A block may go if no sequence *uses* it. Users are
-# counted apart from owners: the engine calls `acquire` when a sequence that uses blocks is forked, and
-# `release` when one ends, is preempted, or does not fit after `match`. `insert` counts no user for the
-# blocks before `first`: this sequence is counted there already.
+# The second step makes it a whole prefix cache. Blocks that are kept for ever fill the memory, so
+# the engine asks for some of them back: `evict(count)`. A block may go if no sequence *uses* it.
+# Users are counted apart from owners (the cache is an owner, and must know in which order blocks
+# lost their last user): `match` and `insert` add a user to a block, and the engine calls `acquire`
+# when a sequence that uses blocks is forked, and `release` when one ends, is preempted, or does not
+# fit after `match`. `insert` counts no user for the blocks before `first`: this sequence is counted
+# there already.
 
 # %%
 task(23, "RadixPrefixCache")
@@ -754,15 +760,16 @@ reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 # word more, everything works.*
 #
 # Find the mistake. First reproduce it with a test that fails on this cache and passes on every correct
-# one. Then fix the cache, here in this cell. Your test is judged as well, on caches that are correct and on
-# some with a mistake of the same family. (It needs the package's allocator: `from
-# minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the interface.)
-# `serve_toy` runs the real engine around a toy model, whose next token follows from all tokens that it
-# reads. (There the crash says that `allocate` was called twice: it returns how many tokens to compute, 0
-# also means "no room", and so the scheduler calls it again.)
+# one. Then fix the cache, in the cell below. Your test is judged as well, on caches that are
+# correct and on some with a mistake of the same family. (It needs the package's allocator: `from
+# minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the
+# interface.) `serve_toy` runs the real engine around a toy model, whose next token follows from all
+# tokens that it reads. (There the crash says that `allocate` was called twice: it returns how many
+# tokens to compute, 0 also means "no room", and so the scheduler calls it again.)
 #
 # It has happened. nano-vllm crashed on prompts of exactly one block
-# ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed the same
+# ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed a crash on
+# full hits
 # ([pull request 381](https://github.com/InfiniTensor/InfiniLM/pull/381)) and names SGLang's rule for it.
 # vLLM computes the whole last block again
 # ([pull request 11186](https://github.com/vllm-project/vllm/pull/11186)).
@@ -880,8 +887,8 @@ print(f"ratio: {sum(computed_alone) / sum(again):.1f}")
 # %% [markdown]
 # ## Claims
 #
-# What papers and guides say, beside what this notebook found. The outcomes are computed from the
-# numbers.
+# What is often heard, beside what this notebook found. The outcomes are computed from the numbers,
+# except for the claim that is not tested.
 
 # %% jupyter={"source_hidden": true}
 long, short = lines["256 tokens"], lines["64 tokens"]
@@ -899,7 +906,7 @@ verdicts(
         f"found: {mark(short[0.75], '', 2)}",
         holds(max(off.values()) <= 0.1),
         "read as: at most 0.1 away from the share that is left, for both lengths. By the formula, "
-        "what every step costs is never saved, and in a short prompt it is a large part. So to halve the time, as guides promise, "
+        "what every step costs is never saved, and in a short prompt it is a large part. So to halve the time, "
         "more than half of the prompt must be found (a run may differ)",
         measured=True,
     ),
@@ -915,7 +922,7 @@ verdicts(
         f"by arithmetic, a decode step reads {read:,} tokens' keys and values in either case, and "
         f"{once:,} if the shared blocks are read once for all",
         NOT_TESTED,
-        "it is right of kernels that work on each sequence alone; a GPU's cache answers some of the "
+        "it is right of kernels that work on each sequence alone; a GPU's cache may answer some of the "
         "repeated reads, and a kernel that reads shared blocks once needs none of them",
     ),
     Claim(
@@ -929,22 +936,22 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - A key depends on its token, its position and all tokens before it. So only equal beginnings can
-#   be shared.
+# - A key depends on its token, its position and, from the second layer on, all tokens before it. So
+#   only equal beginnings can be shared as they are.
 # - A block is identified by its tokens and everything before it: by a chain of hashes, or as a path in a
 #   tree.
 # - The cache is one owner of each block that it keeps. Users are counted apart: a block without users
 #   may be evicted, the least recently used first, and of one sequence the last block first.
 # - Time to first token falls with the share that was found, except for what every step costs.
 # - Memory is saved. What a decode step reads is not, unless a kernel reads shared blocks once.
-# - A full hit must still compute one token; a block that is being written is not shared; salts keep
-#   apart what must not be shared; what changes goes to the end of the prompt.
+# - A full hit must still compute at least one token; a block that is being written is not shared;
+#   salts keep apart what must not be shared; what changes goes to the end of the prompt.
 #
 # **Check yourself** (click to see the answer).
 #
 # <details><summary>1. Blocks of 16. The prompts of two requests agree in their first 40 tokens, and the
 # first request has been answered. How many tokens does the second one find?</summary>
-# 32: two full blocks agree. The third block differs from its ninth token on, and a block is shared
+# 32: two full blocks agree. The third block differs in its ninth token, and a block is shared
 # whole or not at all.</details>
 #
 # <details><summary>2. A block is owned by the cache and used by no sequence. How many owners does it
@@ -964,19 +971,20 @@ verdicts(
 #   the longest hits. **[vLLM](https://docs.vllm.ai/en/latest/design/prefix_caching/)** chains hashes of
 #   blocks, as the first class above does; **TensorRT-LLM** keeps a tree of blocks, as the second does.
 #   vLLM hashed by Python's `hash` at first; collisions (different blocks with one hash) could be made on
-#   purpose, so it changed to SHA-256. It has a `cache_salt` per request, too.
+#   purpose. Now SHA-256 is its default. It has a `cache_salt` per request, too.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server keeps the last prompt of each slot (a
-#   place for one sequence there), and can pick the slot that has most in common with a new prompt, token
-#   by token. Slots can be saved to disk.
+#   place for one sequence there), and can pick the slot with the longest beginning in common with a
+#   new prompt, token by token. Slots can be saved to disk.
 # - *Tiers*: **[LMCache](https://github.com/LMCache/LMCache)** with vLLM, SGLang's HiCache and
-#   TensorRT-LLM copy blocks to the host's memory or to disks, at once or when they are evicted, and fetch
-#   them back.
+#   TensorRT-LLM copy blocks to the host's memory or to other storage, at once or when they are
+#   evicted, and fetch them back.
 # - *Routing*: with many replicas, a request should go where its prefix is. SGLang's router and
-#   **[NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo)** keep track of what each replica holds.
+#   **[NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo)** keep track of what each replica holds,
+#   or estimate it.
 # - *Bandwidth*: cascade attention ([FlashInfer](https://flashinfer.ai/2024/02/02/cascade-inference.html),
 #   and in vLLM, as an option, where all requests share a prefix) reads a shared beginning once for the
 #   whole batch, and merges it with each request's own rest.
-# - *Prices*: providers of models bill cached input tokens at a fraction of the price.
+# - *Prices*: several providers of models bill cached input tokens at a fraction of the price.
 #
 # ## Further reading
 #

@@ -20,7 +20,7 @@
 #
 # Chapters 21 to 23 gave many requests a place in memory. This chapter decides which of them run.
 # Before every step of the model, the **scheduler** says which sequences go through it, and with how
-# many of their tokens. It has four methods, and more influence on what users feel than any kernel.
+# many of their tokens. It has four methods, and it decides much of what users feel.
 #
 # **Afterwards you can** say what a larger batch is worth on a machine, and at which batch size the memory
 # is full; write a scheduler that keeps every place in a batch (a [batch
@@ -32,7 +32,7 @@
 # [exercises](../exercises/24_scheduler.ipynb).
 #
 # **Where we are:** the model, its cache and its blocks exist. The scheduler decides which sequences go
-# through them in the next step. The engine's loop (chapter 25) then calls them in turn.
+# through them in the next step. The engine's loop (chapter 25) calls scheduler and model in turn.
 #
 # <!-- card -->
 #
@@ -124,14 +124,15 @@ chapter_map("scheduler")
 # 24 tokens, and each step gives every running sequence one. Predict which percentage of the slots stays
 # empty.
 #
-# Unless the text says otherwise, times in this chapter are those of a clock of its own, which charges for a step what
-# `step_time` says. It describes an invented machine: 4 ms to read the weights, 0.5 ms of arithmetic per
-# token, 1 ms of overhead. A step takes the longer of reading and arithmetic, plus the overhead. (Below,
-# its numbers stand beside those of your machine. Unlike a real machine, it charges nothing for reading
-# keys and values.) Requests arrive by that clock, too. So all that is printed is the same on every
-# machine, except for the values in ⟨⟩, which were measured. An `Ask` is a request: its arrival, and the
-# lengths of prompt and answer. `serve` gives requests to the real engine; `simulate` uses the same
-# scheduler and blocks without a model, with the options in `Knobs`. `story` lists a run's steps.
+# Unless the text says otherwise, times in this chapter are those of a clock of its own, which
+# charges for a step what `step_time` says. It describes an invented machine: 4 ms to read the
+# weights, 0.5 ms of arithmetic per token, 1 ms of overhead. A step takes the longer of reading and
+# arithmetic, plus the overhead. (Below, its numbers stand beside those of your machine. Unlike a
+# real machine, it charges nothing for reading keys and values.) Requests arrive by that clock,
+# too. So what the runs print is the same on every machine, except for the values in ⟨⟩, which were
+# measured. An `Ask` is a request: its arrival, and the lengths of prompt and answer. `serve` gives
+# requests to the real engine; `simulate` uses the same scheduler and blocks without a model, with
+# the options in `Knobs`. `story` lists a run's steps.
 
 # %%
 guess_empty = predict("Per cent of the slots that stay empty?", None, within=1.2)
@@ -160,31 +161,31 @@ measured("that took", static_seconds, "s")
 #
 # ## What is a batch slot worth?
 #
-# Why run several sequences at once at all? Chapter 17 has the reason: a step reads all weights, for
-# one sequence as for many. What grows with the number of sequences $n$ is the arithmetic, and the
-# reading of keys and values. Here every sequence has a few tokens, so its keys and values are few
-# bytes. The formulas leave them out, and the large model below counts them again. Two formulas
-# describe the time of a step:
+# Why run several sequences at once at all? Chapter 17 has the reason: a step reads the weights
+# once, for one sequence as for many. What grows with the number of sequences $n$ is mainly the
+# arithmetic, and the reading of keys and values. Here every sequence has a few tokens, so its keys
+# and values are few bytes. The formulas leave them out, and the large model below counts them
+# again. Two formulas describe the time of a step:
 #
 # $$t_{\max}(n) = \max(t_{read},\; n \cdot t_{row}) + t_0 \qquad\qquad t_{sum}(n) = t_{fixed} + n \cdot
 # t_{add}$$
 #
 # | symbol | meaning |
 # |---|---|
-# | $t_{read}$ | time to read all weights |
+# | $t_{read}$ | time to read the weights |
 # | $t_{row}$ | time of one sequence's arithmetic |
 # | $t_0$ | overhead of a step |
 # | $t_{fixed}$ | time of all that does not depend on $n$: reading and overhead |
 # | $t_{add}$ | time that each sequence adds |
 #
 # The first one is chapter 17's, without the reading of keys and values. It assumes that reading and
-# computing overlap completely, so only the longer of the two counts. The second one assumes that they
-# do not overlap at all. The machine's [**knee**](../docs/glossary.md#knee) is the batch size at which
-# the part that grows takes as long as the other: $n \cdot t_{row} = t_{read}$, or
-# $n \cdot t_{add} = t_{fixed}$. By the formula with the max, another sequence costs nothing left of the
-# knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But left of
-# the knee the larger part of a step is fixed, so twice the batch takes less than 1.5 times as long; far
-# right of the knee it takes nearly twice as long.
+# computing overlap completely, so only the longer of the two counts. The second one assumes that
+# they do not overlap at all. The machine's [**knee**](../docs/glossary.md#knee) is the batch size
+# at which the part that grows takes as long as the other: $n \cdot t_{row} = t_{read}$, or $n \cdot
+# t_{add} = t_{fixed}$. By the formula with the max, another sequence costs nothing left of the
+# knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But by
+# this one, too, left of the knee the larger part of a step is fixed, so twice the batch takes less
+# than 1.5 times as long; far right of the knee it takes nearly twice as long.
 #
 # For ten batch sizes from 1 to 32, the cell times six steps (`read_along` gives the model the next token
 # of every text in each), in three rounds (another program may disturb some rounds, but rarely all of
@@ -262,23 +263,26 @@ picture(
 # this chapter's clock, 6 % from 16 to 32.) So by both formulas the gains fall, or stay level, as the
 # batch grows; how soon they fall depends on the machine's knee.
 #
-# (Details of one kernel; skip them at first reading.) What was measured follows this only on the whole,
-# because a kernel does not work by single sequences. minigen's compiled step cuts a batch into **tiles**
-# of four, two or one (chapter 34). A batch of three is a tile of two and a tile of one, each of which
-# unpacks all 4-bit weights, so it takes about as long as one tile of four. From five sequences on, the
-# kernel also makes one more pass over each piece of the weights, which all tiles share. So the doubling
-# from 4 to 8 may gain less than the one from 8 to 16. On a processor with AMX (instructions for products
-# of small matrices, chapter 34), 28 sequences or more go through tiles of sixteen instead, so 32 may gain
-# more than the formulas say. (Where torch computes the step, other sizes are the good ones. If a single
-# point of yours lies far off, another program had the processor: run the cell again.)
+# (Why three sequences may take as long as four. Details of one kernel; skip them at first reading.)
+# What was measured follows this only on the whole, because a kernel does not work by single
+# sequences. With weights in 4 bits, minigen's compiled step cuts a batch into **tiles** of four,
+# two or one (chapter 34). A batch of three is a tile of two and a tile of one, each of which
+# unpacks all 4-bit weights, so it often takes about as long as one tile of four. From five
+# sequences on, the kernel also makes one more pass over each piece of the weights, which all tiles
+# share. So the doubling from 4 to 8 may gain less than the one from 8 to 16. On a processor with
+# AMX (instructions for products of small matrices, chapter 34), with 4-bit weights 28 sequences or
+# more go through tiles of sixteen instead, so 32 may gain more than the formulas say. (Where torch
+# computes the step, other sizes do well. If a single point of yours lies far off, another program
+# had the processor: run the cell again.)
 #
-# Guides often give numbers without naming a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16
-# to 32 only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or
-# more, so there 32 sequences are hardly the beginning. What often ends its batch first is **memory**. The
-# next cell computes it from bytes and operations alone, for a model of 70 billion weights in 8 bits: as
-# many sequences fit as (memory - weights - 1 GB to work in) / (bytes of one sequence's keys and values).
-# The weights are 70.6 GB, of which a step reads 69.5 (chapter 17); a token's keys and values are 2 · 80 ·
-# 8 · 128 · 2 bytes = 328 kB.
+# Some rules of thumb name no machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
+# only 5 to 10 %. Compare them with your bars. With weights in bfloat16, a large GPU has its knee
+# at 150 sequences or more (an H100 at 295: two operations and two bytes per weight, 989 TFLOP/s
+# over 3.35 TB/s), so there 32 sequences are hardly the beginning. What often ends its batch first
+# is **memory**. The next cell computes it from bytes and operations alone, for a model of 70
+# billion weights in 8 bits: as many sequences fit as (memory - weights - 1 GB to work in) / (bytes
+# of one sequence's keys and values). The weights are 70.6 GB, of which a step reads 69.5 (chapter
+# 17); a token's keys and values are 2 · 80 · 8 · 128 · 2 bytes = 328 kB.
 
 # %%
 shape_70b = SHAPES["Llama-3-70B"]
@@ -299,18 +303,19 @@ for context in (1000, 8000):
     print(f"32 sequences of {context:,} tokens: {share:.0%} of the bytes are keys and values")
 
 # %% [markdown]
-# On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
-# the larger card, an H200, both limits come at about 200: memory holds 211, and from nearly 200 on the
-# arithmetic (989 · 10¹² operations per second in bfloat16, at least 2 per weight and sequence) takes
-# longer than all reading (at 4,800 GB/s). By hand: a sequence adds (2 · 69.5 + 2.6 for attention) · 10⁹ /
-# 989 · 10¹² = 0.143 ms of arithmetic, and 1,000 · 328 kB / 4,800 GB/s = 0.068 ms of reading. The weights
-# take 69.5 GB / 4,800 GB/s = 14.5 ms to read, so $14.5 / (0.143 - 0.068) = 193$. (Here the weights are
-# stored in 8 bits, and turned into bfloat16 before they are multiplied. This card can also multiply
-# numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes longer than all reading
-# only from thousands of sequences on ($14.5 / (0.0729 - 0.0683)$, about 3,000: attention, over keys and
-# values of 16 bits, stays as slow), so memory alone ends the batch.) And the reading of keys and values
-# is not shared: it grows with the number of sequences and with their length. So a long context ends the
-# gain of batching earlier than a short one.
+# On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly
+# free. On the larger card, an H200, both limits come at about 200: memory holds 211, and from
+# nearly 200 on the arithmetic (989 · 10¹² operations per second in bfloat16, at least 2 per weight
+# and sequence) takes longer than all reading (at 4,800 GB/s). By hand: a sequence adds (2 · 69.5 +
+# 2.6 for attention) · 10⁹ / (989 · 10¹²) s = 0.143 ms of arithmetic, and 1,000 · 328 kB / 4,800
+# GB/s = 0.068 ms of reading. The weights take 69.5 GB / 4,800 GB/s = 14.5 ms to read, so both take
+# equally long where $14.5 + 0.068 \, n = 0.143 \, n$, at $n = 14.5 / (0.143 - 0.068) = 193$. (Here
+# the weights are stored in 8 bits, and turned into bfloat16 before they are multiplied. This card
+# can also multiply numbers of 8 bits, chapter 11's FP8, twice as fast. Then the arithmetic takes
+# longer than all reading only from thousands of sequences on ($14.5 / (0.0729 - 0.0683)$, about
+# 3,000: attention, over keys and values of 16 bits, stays as slow), so memory alone ends the
+# batch.) And the reading of keys and values is not shared: it grows with the number of sequences
+# and with their length. So a long context ends the gain of batching earlier than a short one.
 #
 # ## The smallest scheduler
 #
@@ -321,14 +326,14 @@ for context in (1000, 8000):
 # | `add(sequence)` | here is a new sequence | puts it into its queue |
 # | `schedule()` | a step begins | returns chunks: which sequences run, each with how many of its tokens |
 # | `commit(chunks, tokens)` | the step is computed, these tokens were chosen | counts the chunks as computed, appends the tokens, frees what has finished; may return the pairs of sequence and token, as the exercises do |
-# | `abort(sequence)` | the client has gone | forgets the sequence and frees its blocks |
+# | `abort(sequence)` | drop this sequence (its client has gone, for example) | forgets the sequence and frees its blocks |
 #
 # It gets blocks from the [**block manager**](../docs/glossary.md#block-manager): the block tables of all
 # sequences, over chapter 21's allocator and chapter 23's prefix cache:
 #
 # | call | what it does |
 # |---|---|
-# | `manager.allocate(sequence, limit)` | starts a sequence. It checks that there are blocks for all its tokens so far; if not, it returns 0 and changes nothing. It takes blocks only for what is cached and for the tokens to compute now, at most `limit`, and returns the number of these tokens |
+# | `manager.allocate(sequence, limit)` | starts a sequence. It checks that there are blocks for all its tokens so far, and a free row for its block table (the manager keeps one array, with a row for each sequence that may run); if not, it returns 0 and changes nothing. It takes blocks only for what is cached and for the tokens to compute now, at most `limit`, and returns the number of these tokens |
 # | `manager.allocate_slots(sequence, n)` | makes room for the next `n` tokens of a running sequence; returns False if blocks are short |
 # | `manager.mark_computed(sequence, n)` | counts `n` tokens as computed |
 # | `manager.free(sequence)` | gives all its blocks back, and counts it as not computed |
@@ -338,10 +343,11 @@ for context in (1000, 8000):
 # | name | meaning |
 # |---|---|
 # | `len(sequence)` | its tokens so far, those of the prompt and of the answer |
-# | `sequence.num_wanted` | the tokens still to be computed: 1 in a decode; in a prefill all that is left of the prompt, and after a preemption also of the answer |
+# | `sequence.num_wanted` | the tokens still to be computed: 1 in a decode; in a prefill all that is left of the prompt, and after a preemption also of the answer (at most 32 while logprobs of the prompt are wanted) |
+# | `sequence.prompt_ids`, `output_ids`, `token_ids` | the prompt, the answer so far, and both in one list |
 # | `sequence.block_ids` | its block table (chapter 21); empty as long as it has not started |
 # | `sequence.append(token_id)` | adds a token to its answer |
-# | `sequence.finish_reason` | None until the answer is complete |
+# | `sequence.finish_reason` | None until the answer has ended |
 #
 # A chunk is a `ScheduledChunk(sequence, num_tokens)` or a pair of the two; `commit` always gets
 # `ScheduledChunk`s. It has at least one token, and a sequence has at most one chunk per step. A chunk
@@ -389,7 +395,7 @@ same = sum(one == other for one, other in zip(alone.outputs, run.outputs, strict
 measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 
 # %% [markdown]
-# (In other kernels, answers may differ where two tokens are nearly as likely: a batch
+# (In other kernels, answers may differ where two tokens are nearly equally likely: a batch
 # of another size may add its numbers in another order. The compiled step adds them in the same.)
 #
 # ## The idea, drawn
@@ -441,22 +447,23 @@ for name in ("static", "dynamic"):
     print(f"{name} batching makes {len(starts)} batches, of", *starts.values(), "requests")
 
 # %% [markdown]
-# Here the wait saves a batch, but no time: the throughput is that of static batching. Three requests
-# come into an earlier batch, so the mean TTFT falls a little. All others wait longer, and the very
-# first one waits 50 ms in vain. Continuous batching needs no such wait: a late request joins the
-# batch that runs.
+# Here the wait saves a batch, but no time: the throughput is nearly that of static batching. Three
+# requests come into an earlier batch, so the mean TTFT falls a little. All others wait longer, and
+# the very first one waits 50 ms in vain. Continuous batching needs no such wait: a late request
+# joins the running batch as soon as a slot is free.
 #
 # ## How much is it worth? It depends
 #
-# "Twice as fast" is often heard. A static batch lasts as long as its longest answer, so if all answers
-# are equally long, nothing is lost. The cell takes 160 requests that are all there from the start, eight
-# slots, and answers whose lengths are spread in four ways:
+# "Twice as fast" is often heard. A static batch lasts as long as its longest answer, so if all
+# answers are equally long and enough requests wait, nothing is lost. The cell takes 160 requests
+# that are all there from the start, eight slots, and answers whose lengths are spread in four
+# ways:
 #
 # - all of 40 tokens;
 # - any length between two limits, each equally likely: from 35 to 45 tokens, up to 1 to 79;
 # - most of 10 tokens, and 5 to 40 % of 200;
 # - many short ones and ever fewer long ones, without an upper limit (an **exponential** distribution),
-#   with 10, 20 or 40 tokens on average.
+#   with about 10, 20 or 40 tokens on average.
 #
 # The horizontal axis shows how many times as long as the mean the longest of eight answers is.
 # Predict, for the points of the picture, the largest ratio of static over continuous steps.
@@ -504,7 +511,7 @@ print(
 )
 guess_spread.compare(round(max(ratios), 1), "times")
 tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
-by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)
+by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)  # nothing to read: the sum
 ends = {
     name: [simulate(tenth_long, settings(name), clock) for clock in (step_time, by_sum_here)]
     for name in ("static", "continuous")
@@ -523,25 +530,27 @@ for name, order in (("in order", of_tenth), ("sorted by length", sorted(of_tenth
 
 # %% [markdown]
 # (In one more run, exactly every tenth answer is long, so 16 of the 20 static batches hold one long
-# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed it:
-# static batching takes the sum of the longest answers, and continuous batching at least all tokens / 8
-# steps. The point "all alike" lies on it. The others stay below it, most where a few answers are very
-# long: when the queue is empty, continuous batching also runs the last long answers beside empty slots.
-# Steps are not seconds: a continuous step is fuller. On the clock, whose knee is at eight sequences,
-# steps of one to eight take equally long, and the two ratios are nearly equal. Where each sequence adds
-# to the step, continuous batching gains less: by this machine's formula with the sum, the last ratio
-# printed. An engine that keeps a static batch in one array also computes its finished rows: each answer
-# is **padded** to the longest of its batch. The last two lines count that. Sorting the requests by length
-# first (**bucketing**) removes the padding here, but a server does not know how long answers will be.
-# minigen **packs** the rows that still run, so it computes no finished row. (On a GPU it fills a step of
-# decodes up to the next recorded batch size, because a CUDA graph is recorded for a fixed one, see
-# chapter 15. And without the compiled step, attention pads the block tables, as chapter 22 shows.)
+# answer each: a worse case than any of the points.) The points follow max / mean, and never exceed
+# it: static batching takes the sum of the longest answers, and continuous batching at least all
+# tokens / 8 steps. The point "all alike" lies on it. The others stay below it, most where a few
+# answers are very long: when the queue is empty, continuous batching also runs the last long
+# answers beside empty slots. Steps are not seconds: a continuous step is fuller. On the clock,
+# whose knee is at eight sequences, steps of one to eight tokens take equally long, and the two
+# ratios are nearly equal. Where each sequence adds to the step, continuous batching gains less: by
+# this machine's formula with the sum, the last ratio printed. An engine that keeps a static batch
+# in one array also computes its finished rows: each answer is **padded** to the longest of its
+# batch. The last two lines count that. Sorting the requests by length first (**bucketing**) removes
+# the padding here, but a server does not know how long answers will be. minigen **packs** the rows
+# that still run, so it computes no finished row. (On a GPU it fills a step of decodes up to the
+# next recorded batch size, because a CUDA graph is recorded for a fixed one, see chapter 15. And
+# where torch computes the step, attention pads the block tables, as chapter 22 shows.)
 #
 # ## A long prompt makes others stutter
 #
-# Four people read along as their answers are written, and a fifth sends a text of 600 tokens. A step
-# that computes all of it takes as long as its arithmetic does, and meanwhile the others get no token.
-# Predict the longest gap between two tokens of the others; a step of one token takes 5 ms on our clock.
+# Four people read along as their answers are written, and a fifth sends a text of 600 tokens. A
+# step that computes all of it takes as long as its arithmetic and the overhead, and meanwhile the
+# others get no token. Predict the longest gap between two tokens of the others; a step of one
+# token takes 5 ms on our clock.
 #
 # The remedy is a **token budget** per step (`max_num_batched_tokens`). Every decoding sequence gets its
 # one token, and the prompt gets what is left, a **chunk**. So the prefill extends over several steps,
@@ -591,29 +600,31 @@ for budget in (1024, 64):
     measured(f"{budget:>6}, in real time: the longest gap", 1e3 * real_gaps[budget], "ms")
 
 # %% [markdown]
-# Small budgets remove the gap, and the long prompt pays: each of its steps also carries the others'
-# tokens and the overhead, so its first token comes later: by a tenth with a budget of 64, by half
-# with a budget of 16. Yet all is done a little earlier: a decode that rides in a chunk's step costs
-# its own arithmetic only.
+# Small budgets shorten the gap, and the long prompt pays: each of its steps also carries the
+# others' tokens and the overhead, so its first token comes later: by a tenth with a budget of 64,
+# by half with a budget of 16. Yet all is done a little earlier: a decode that rides in a chunk's
+# step costs its own arithmetic only.
 #
-# Do the readers pay, too? With a budget of 64, the prefill takes ten steps of 33 ms; with 16, it takes 50
-# steps of 9 ms. So with 16 most of their tokens come during the prefill, and the median gap rises from 5
-# to 9 ms. But they get a token in every one of these steps, so their answers are complete earlier. The
-# price of a small budget is the long prompt's TTFT. A budget below the knee makes no sense, because such
-# a step would take no less time; this clock's knee is at 8 tokens. (A token of a prompt costs as much
-# arithmetic here as a sequence that decodes, so the knee counts tokens, too.) So 16 to 64 are good
-# budgets **here**: their gaps are far below 100 ms, and which of them to take depends on how long a
-# prompt may wait. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 16,384.
+# Do the readers pay, too? With a budget of 64, the prefill takes ten steps of 33 ms; with 16, it
+# takes 50 steps of 9 ms. So with 16 most of their tokens come during the prefill, and the median
+# gap rises from 5 to 9 ms. But they get a token in every one of these steps, so their answers are
+# complete earlier. The price of a small budget is the long prompt's TTFT. A budget below the knee
+# makes no sense, because such a step would take no less time; this clock's knee is at 8 tokens. (A
+# token of a prompt costs as much arithmetic here as a sequence that decodes, so the knee counts
+# tokens, too.) So 16 to 64 are good budgets **here**: their gaps are far below 100 ms, and which
+# of them to take depends on how long a prompt may wait. A large GPU has its knee at 150 tokens or
+# more, and engines on it use 512 to 16,384.
 #
-# The last two lines show the same on the real engine, in your machine's own time. The cell asserts that
-# its steps were the same, to the token.
+# The last two lines show the same on the real engine, in your machine's own time. The cell asserts
+# that by the clock each token came at the same time as in the simulation.
 #
 # ## One step, token by token
 #
-# What does such a mixed batch look like? Each row is a sequence, and each box a token that this step
-# computes. Below it stand its position, and the slot of the cache that its key and value go to. A frame
-# marks the tokens whose logits are needed: the last one of each sequence that is computed to its end. A
-# chunk from the middle of a prompt needs none.
+# What does such a mixed batch look like? Each row is a sequence, and each box a token that this
+# step computes. Below the token stand its position, and the slot of the cache that its key and
+# value go to. A frame marks the tokens whose logits are needed: the last one of each sequence that
+# is computed to its end. A chunk from the middle of a prompt needs none. (The fourth request waits:
+# this step's budget is used up.)
 
 # %%
 from minigen_course.figures.trace_views import step_view
@@ -638,19 +649,20 @@ replay(
 # %% [markdown]
 # ## When blocks run out
 #
-# How many sequences may start? An answer's length is not known before its end. A scheduler that reserves
-# blocks for the longest answer (`max_tokens`) never lacks a block, and leaves many of them idle if
-# answers end early. If it reserves only what is needed now, sooner or later a running sequence will find
-# no free block for its next token. (A prompt that is computed in chunks may find none in its middle:
-# `allocate` looks for blocks for all its tokens, but takes only those of the next chunk, and meanwhile
-# other sequences may take the rest.) Then one sequence, the *victim*, must give its blocks back: it is
-# **preempted**. The last one to arrive is chosen, so that the first always makes progress. The victim
-# waits at the head of the queue. Later all its tokens, also those that it already generated, are computed
-# again like a prompt. Nothing of the answer is lost, only work.
+# How many sequences may start? An answer's length is not known before its end. A scheduler that
+# reserves blocks for the longest answer (`max_tokens`) never lacks one for a running sequence, and
+# leaves many of them idle if answers end early. If it reserves only what is needed now, a running
+# sequence may find no free block for its next token. (A prompt that is computed in chunks may find
+# none in its middle: `allocate` looks for blocks for all its tokens, but takes only those of the
+# next chunk, and meanwhile other sequences may take the rest.) Then one sequence, the *victim*,
+# must give its blocks back: it is **preempted**. The last one to arrive is chosen, so that the
+# first always makes progress. The victim waits at the head of the queue. Later all its tokens,
+# also those that it already generated, are computed again like a prompt. Nothing of the answer is
+# lost, only work.
 #
 # This holds without a prefix cache, as in most runs of this chapter. With chapter 23's cache, which
 # minigen switches on by default, the victim's full blocks stay there until another sequence needs them.
-# When the victim starts again, it computes only what is no longer there. The last lines below count that,
+# When the victim starts again, it computes only what is not there. The last lines below count that,
 # with prompts of which no two begin alike. (`lesson` has the course's own solutions of the exercises
 # below: `ChunkingScheduler` reserves for the longest answer, `PreemptingScheduler` only for now.)
 
@@ -709,21 +721,22 @@ picture(
 
 # %% [markdown]
 # With room for now, more sequences run at once, and the blocks are in use. But some tokens are
-# computed twice, and with 24 blocks that takes away nearly all of the gain. (Here every answer is as
-# long as its reservation allows. Where answers end far earlier, reserving loses more.) With memory
-# for all, both are the same. With 24 blocks, the prefix cache saves about half of the work that is
-# done twice, and not all of it: a block that is not full is not kept, and others soon take some of the full ones.
+# computed again, and with 24 blocks that takes away nearly all of the gain in seconds. (Here every
+# answer is as long as its reservation allows. Where answers end far earlier, reserving loses
+# more.) With memory for all, both are the same. With 24 blocks, the prefix cache saves about half
+# of the work that is done again, and not all of it: a block that is not full is not kept, and
+# others soon take some of the full ones.
 #
-# Nearly full memory alone preempts no one, as the line on steps with 15 or 16 blocks held says: a
-# sequence is preempted only when more blocks are wanted than are free.
+# Nearly full memory alone preempts no sequence, as the line on steps with 15 or 16 blocks held
+# says: a sequence is preempted only when more blocks are wanted than are free.
 #
 # Why compute again at all? The victim's blocks could be copied to the host's memory and back
-# (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory; **PCIe** is
-# the bus between it and the card. Take one real machine: Llama-3-8B in bfloat16 on an H100, which reaches
-# its host over PCIe 5. The cell computes both times from bytes and operations, with the card's peak
-# speed, and the bus's bandwidth and time per copy from chapter 41 (the latter is an assumption). In
-# chapter 22's cache each block has its keys and its values in each layer, at different places, so it
-# needs two copies for each layer.
+# (**swapping**). The **host** is the computer that holds the card, with its CPU and its memory;
+# **PCIe** is the bus between it and the card. Take one real machine: Llama-3-8B in bfloat16 on an
+# H100, which reaches its host over PCIe 5. The cell computes both times from bytes and operations,
+# with the card's peak speed, and the bus's bandwidth and time per copy from chapter 41: 63 GB/s,
+# and 5 µs (an assumption). In chapter 22's cache each block has its keys and its values in each
+# layer, at different places, so it needs two copies for each layer.
 
 # %%
 from minigen_course.ch41_tensor_parallel.lesson import LINKS
@@ -742,19 +755,21 @@ for block_size in (16, 64, 256):
     )
 
 # %% [markdown]
-# By the bus's bandwidth alone, copying would be faster. But a block of 16 tokens needs many small copies,
-# and starting them takes ten times as long as moving their bytes. So recomputing wins with small blocks,
-# and copying wins with large ones, or where a kernel first gathers the blocks in one piece. vLLM's
-# authors [measured this](https://github.com/vllm-project/vllm/pull/12) and chose recomputation; their
-# [paper](https://arxiv.org/abs/2309.06180) finds both about equal with blocks of 16 to 64 tokens. (What a
-# short victim costs in a step that runs anyway is the harder part of the third exercise.)
+# By the bus's bandwidth alone, copying would be faster. But a block of 16 tokens needs many small
+# copies, and starting them takes about ten times as long as moving their bytes. So here
+# recomputing wins with blocks of 16, and copying with blocks of 256, or where a kernel first
+# gathers them in one piece. vLLM's authors [measured
+# this](https://github.com/vllm-project/vllm/pull/12) and chose recomputation; their
+# [paper](https://arxiv.org/abs/2309.06180) finds both about equal, end to end, with blocks of 16
+# to 64 tokens. (What a short victim costs in a step that runs anyway is the harder part of the
+# third exercise.)
 #
 # ## Which request may overtake?
 #
 # All schedulers above serve in the order of arrival. It is tempting to let short prompts go first,
-# because a step with a long prompt makes all others wait. (Shortest first would help more if answers could
-# be sorted, since they take most of a request's time. But an answer's length is not known before it ends.)
-# Look at the longest wait, too:
+# because a step with a long prompt makes all others wait. (Shortest first would help more if
+# answers could be sorted, since they usually take most of a request's time. But an answer's length
+# is not known before it ends.) Look at the longest wait, too:
 
 
 # %%
@@ -820,13 +835,14 @@ explore(
 #
 # ## Your turn
 #
-# Three exercises, each of which adds one idea to the one before: batch slots, chunks, preemption. `check`
-# says in which step which sequence should have run. The tables in "The smallest scheduler" list every
-# call that you need, besides `allocate_longest(manager, sequence, limit)`. It returns what `allocate`
-# returns, and reserves blocks for the longest answer: the first two schedulers start their sequences with
-# it, the third one with `allocate`. The base class of the last two has `self.manager`,
-# `self.max_num_seqs`, `self.max_num_batched_tokens`, `self.waiting` (a deque) and `self.running` (a
-# list), both in the order of arrival. `samples_of` comes from `minigen.sequence`.
+# Three exercises, each of which adds one idea to the one before: batch slots, chunks, preemption.
+# `check` says in which step which sequence should have run. The section "The smallest scheduler"
+# has every call that you need, besides `allocate_longest(manager, sequence, limit)`. It returns
+# what `allocate` returns, and reserves blocks for the longest answer: the first two schedulers
+# start their sequences with it, the third one with `allocate`. The base class of the last two has
+# `self.manager`, `self.max_num_seqs`, `self.max_num_batched_tokens`, `self.waiting` (a deque) and
+# `self.running` (a list), both in the order of arrival. `samples_of` comes from
+# `minigen.sequence`.
 
 # %%
 task(24, "SlotScheduler")
@@ -917,9 +933,10 @@ class PreemptingScheduler(WholePromptScheduler):
 mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
-# Now the third one goes into the engine, in a memory that is too small. As long as yours has not passed,
-# the course's own runs, and the line below says so. `save_part` writes a part to a file with all that it
-# uses; what it returns is what `minigen serve --scheduler` takes (chapter 51's server).
+# Now the third one goes into the engine, in a memory that is too small (and with a budget of 64
+# tokens, so the counts differ from those above). As long as yours has not passed, the course's own
+# runs, and the line below says so. `save_part` writes a part to a file with all that it uses; what
+# it returns is what `minigen serve --scheduler` takes (chapter 51's server).
 
 # %%
 small = load(scheduler=mine, max_num_seqs=8, num_blocks=24, max_num_batched_tokens=64)
@@ -934,13 +951,13 @@ print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outp
 # %% [markdown]
 # ## The package's version
 #
-# The exercises' own versions open once yours have passed. The engine's scheduler does all of this, and a
-# little more: priorities, several answers to one prompt that fork after it (chapter 22), and no more work
-# per step when ten thousand requests wait. In its code, a rank is (priority, arrival), and siblings are
-# the other answers to one prompt. `_group` puts decodes before prompts. (This is not the order of
-# arrival, so a victim may already be in the batch; then its tokens return to the budget.) Drafts are
-# tokens guessed ahead, which one step verifies (speculative decoding); no run of this chapter has any, so
-# the lines about them can be skipped.
+# The course's solutions open once yours have passed. The engine's scheduler does all of this, and
+# a little more: priorities, several answers to one prompt that fork after it (chapter 22), and
+# hardly more work per step when ten thousand requests wait. In its code, a rank is (priority,
+# arrival), and siblings are the other answers to one prompt. `_group` puts decodes before prompts.
+# (This is not the order of arrival, so a victim may already be in the batch; then its tokens
+# return to the budget.) Drafts are tokens guessed ahead, which one step verifies (speculative
+# decoding); no run of this chapter has any, so the lines about them can be skipped.
 
 # %%
 reveal(24, SlotScheduler=my_slots, ChunkingScheduler=my_chunks, PreemptingScheduler=mine)
@@ -960,14 +977,14 @@ for blocks in (16, 24, 60):
     own = simulate(crowd, knobs, step_time)
     small = short_of_blocks["room for now", blocks]
     assert own.token_times() == small.token_times()
-print("the small preempting scheduler and the engine's own make the same steps")
+print("the small preempting scheduler and the engine's own give each token at the same time")
 
 # %% [markdown]
 # ## The measurement again
 #
-# The twelve requests of the beginning, with four batch slots, in three ways on your machine. Compare the
-# ratio in seconds with the ratio in steps: a continuous step is fuller, and a fuller step takes longer
-# (figure 24.1).
+# The twelve requests of the beginning, in three ways on your machine: one at a time, and static
+# and continuous with four batch slots. Compare the ratio in seconds with the ratio in steps: a
+# continuous step is fuller, and a fuller step takes longer (figure 24.1).
 
 # %%
 continuous, continuous_seconds = timed(load(max_num_seqs=slots))
@@ -992,15 +1009,15 @@ measured("static over continuous, in seconds", static_seconds / continuous_secon
 # load, answers repeat themselves in the middle and then stop too early. The same questions, asked
 # again at night, get perfect answers.*
 #
-# Find the mistake. First reproduce it with a test that fails on this scheduler and passes on every right
-# one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` (it returns
-# `answers`, `streamed`, which is what each client received, and `num_preempted`; its blocks have 4
-# tokens, its answers 12) runs it in the real engine around a toy model, whose next token follows from all
-# that it reads. Your test is judged as well, on schedulers that are right and on some with a mistake of
-# the same family.
+# Find the mistake. First reproduce it with a test that fails on this scheduler and passes on every
+# right one. Then fix it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)`
+# (its result has `answers`, `streamed`, which is what each client received, and `num_preempted`;
+# its blocks have 4 tokens, its answers 12) runs it in the real engine around a toy model, whose
+# next token follows from all that it reads. Your test is judged as well, on schedulers that are
+# right and on some with a mistake of the same family.
 #
-# This bug has happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080) computed
-# only the prompt of a preempted request, and [vLLM's plugin for
+# Such bugs have happened: [FastDeploy](https://github.com/PaddlePaddle/FastDeploy/pull/3080)
+# computed only the prompt of a preempted request, and [vLLM's plugin for
 # Gaudi](https://github.com/vllm-project/vllm-gaudi/pull/524), Intel's accelerator, did so, too, and
 # counted output tokens twice.
 
@@ -1143,7 +1160,7 @@ verdicts(
     ),
     Claim(
         "Preemption begins when 90 % of the memory is used",
-        f"{sum(full)} steps began with 90 % of the blocks held, and in {calm} of these no sequence was "
+        f"{sum(full)} steps began with at least 90 % of the blocks held; in {calm} of these no sequence was "
         "preempted",
         holds(calm == 0),
         "it begins when a block is wanted and none is free; 90 % is where to set an alarm",
@@ -1154,18 +1171,18 @@ verdicts(
 # ## Summary
 #
 # - Before each step, the scheduler chooses the sequences and the number of tokens of each.
-# - Static batching keeps a batch until its longest answer ends; continuous batching refills it at every
-#   step. The gain in steps is near the longest answer over the mean answer; in seconds it is less where a
-#   fuller step takes longer.
+# - Static batching keeps a batch until its longest answer ends; continuous batching refills it at
+#   every step. While requests wait, the gain in steps is near the longest answer over the mean; in
+#   seconds it is less where a fuller step takes longer.
 # - Left of the machine's knee, most of a step is work that all sequences share, so a larger batch gains
 #   much; far right of it, little. On a large GPU, memory often ends the batch before the knee does,
 #   because keys and values are not shared.
 # - A token budget cuts long prompts into chunks, so that the others' tokens keep coming. The long prompt
-#   waits a little longer for its first token.
+#   waits longer for its first token.
 # - Reserving for the longest answer wastes memory. Reserving for now needs preemption: the last to arrive
 #   gives its blocks back and is computed again, except for what a prefix cache still holds. With small
-#   blocks, that is faster than many small copies to the host and back.
-# - Serving the shortest first often lowers the mean wait, always at the cost of the requests that are
+#   blocks, by the calculation above, that is faster than many small copies to the host and back.
+# - Serving the shortest first often lowers the mean wait, at the cost of the requests that are
 #   overtaken. While more come than the machine can serve, long requests starve.
 #
 # **Check yourself** (click to see the answer).
@@ -1190,8 +1207,9 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://github.com/vllm-project/vllm)** schedules much like this chapter: decodes first, prompts in chunks under
-#   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
+# - **[vLLM](https://github.com/vllm-project/vllm)** schedules much like this chapter: running
+#   requests before waiting ones, prompts in chunks under `max_num_batched_tokens`, preemption by
+#   recomputation; `--scheduling-policy priority` besides.
 #   Its older engine could swap a victim's blocks to the host's memory instead.
 # - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by
 #   that estimate, preempts ("retracts") requests where it was wrong, and can prefer those whose prefix is
@@ -1201,7 +1219,8 @@ verdicts(
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** has a waiting-to-served ratio, which says when prompts may interrupt decodes.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server has slots, each with a fixed share of the context unless they
 #   share it; prompts go in chunks of `n_batch` beside the others' tokens.
-# - While the GPU computes a step, vLLM and SGLang schedule the next one on the CPU.
+# - While the GPU computes a step, vLLM, SGLang and TensorRT-LLM can schedule the next one on the
+#   CPU.
 # - **Disaggregation** ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670)) runs prefill on other GPUs
 #   than decode. Then no chunk needs to be mixed, but keys and values must travel between the GPUs.
 #

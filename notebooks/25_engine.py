@@ -18,9 +18,9 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/25_engine.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/25_engine.ipynb)
 #
-# You have built a tokenizer, a model, a cache in blocks, a scheduler and a sampler. Each of them does
-# nothing by itself. The **engine** is the loop that calls them in turn, step after step, until every
-# request has its answer. This loop is short, because the parts do the work.
+# You have built a tokenizer, a model, a cache in blocks, a scheduler and a sampler. None of them
+# answers a request by itself. The **engine** is the loop that calls them in turn, step after step,
+# until every request has its answer. This loop is short, because the parts do the work.
 #
 # **Afterwards you can** write the loop of an inference engine, run it with parts of your own, watch it
 # while it works, say where the time of a step goes, and say what an engine gains over serving one
@@ -176,16 +176,17 @@ guess_sharing.compare(fastest / by_cache, measured=True)
 measured("both together", fastest / slowest, "times")
 
 # %% [markdown]
-# A speed-up means nothing without its workload and its baseline. The cache gains more where texts are
-# longer, because then more is computed again without it. On a processor an empty place in a static batch
-# costs little here, because minigen leaves finished answers out of the batch: with these requests
-# continuous batching may gain little over that. Where two rounds of one way differ more than two bars do,
-# the order of the bars says nothing, and a ratio is no more certain than its rounds. In [the
-# measurements](../docs/results.md) on one processor, with other requests, continuous batching gains 1.4
-# times over static batches, and 2.5 times over a padded batch, which computes finished answers to the
-# batch's end. Sharing steps gains until the step becomes compute-bound (chapter 17; the knee of chapter
-# 24). But no server works without a cache: an honest baseline for an engine is the second bar, not the
-# first one.
+# A speed-up means nothing without its workload and its baseline. The cache gains more where texts
+# are longer, because then more is computed again without it. On a processor an empty place in a
+# static batch costs little here, because minigen leaves finished answers out of the batch, and a
+# step of fewer sequences takes less time: with these requests continuous batching may gain little
+# over that. Where two rounds of one way differ more than two bars do, the order of the bars says
+# nothing, and a ratio is no more certain than its rounds. In [the measurements](../docs/results.md)
+# on one processor, with other requests, continuous batching has 1.4 times the throughput of static
+# batches, and 2.5 times that of padded batches, which compute finished answers to the batch's end.
+# More sequences in a step gain much until the step becomes compute-bound, and little beyond
+# (chapter 17; the knee of chapter 24). But servers of LLMs keep a KV cache: an honest baseline for
+# an engine is the second bar, not the first one.
 #
 # ## The smallest engine
 #
@@ -207,9 +208,9 @@ picture(
 )
 
 # %% [markdown]
-# If a step gives a token to $n$ sequences and takes $t(n)$ seconds, the throughput is $n / t(n)$ tokens per
-# second, and each user gets a token every $t(n)$ seconds. Batching pays because $t(n)$ grows more slowly
-# than $n$ (chapter 24).
+# If a step gives a token to $n$ sequences and takes $t(n)$ seconds, the throughput is $n / t(n)$
+# tokens per second, and each user gets a token every $t(n)$ seconds. Batching pays as long as
+# $t(n)$ grows more slowly than $n$ (chapter 24).
 #
 # The function below is such a loop. It also reads a clock between the calls, which we need later. Its
 # answers must be those of minigen's own loop. (`llm.process_requests` makes the answers' sequences and
@@ -258,15 +259,16 @@ print("The loop chose the same tokens as minigen's own.")
 # token. So the longest answer decides the number of steps.
 #
 # Two details matter. `samples_of` is called before `commit`, because committing counts the chunks as
-# computed. And if a step holds only chunks from the middle of prompts, no sequence gets a token, but
-# the chunks must still be committed.
+# computed. And if a step holds only chunks that end before their prompts do, no sequence gets a
+# token, but the chunks must still be committed.
 #
 # ## From chunks to one batch
 #
-# The scheduler returns a list of chunks, but a model wants arrays. The runner packs the tokens of all
-# sequences one after another, without padding (a **packed batch**). Beside the token ids it stores each
-# token's position, the slot of the KV cache that its key and value go to, where each sequence begins, how
-# long it is with its new tokens (`context_lens`), and its block table, for the tokens before. In the step
+# The scheduler returns a list of chunks, but a model wants arrays. The runner packs the tokens of
+# all chunks one after another, without padding (a **packed batch**). Beside the token ids it stores
+# each token's position, the slot of the KV cache that its key and value go to, where each sequence
+# begins, how long it is with its new tokens (`context_lens`), its block table, through which
+# attention finds its keys and values, and which tokens need logits (`logits_rows`). In the step
 # below two sequences decode, and a third is in its prefill:
 
 # %%
@@ -293,13 +295,14 @@ for each in three:
 show(PagedRunner.logits)
 
 # %% [markdown]
-# `query_starts` says that the first sequence owns row 0, the second one row 1, and the third one the
-# rest. `logits_rows` names only three rows: the last token of each sequence. (Rows for
-# `prompt_logprob_rows` come only if a request asks for its prompt's probabilities.) Only these rows go
-# through the output head, the widest matrix of the model. In the source above, `pop_pending_copies`
-# returns the block copies that are due (copy-on-write, chapter 21), and `_num_leading_ones` counts the
-# chunks of one token at the front, which are computed as decodes. (This is the runner in torch. If `numba` is
-# installed, the engine above may run chapter 34's compiled step, which packs in the same way.)
+# `query_starts` says that the first sequence owns row 0, the second one row 1, and the third one
+# the rest. `logits_rows` names only three rows: the last token of each sequence. (Rows for
+# `prompt_logprob_rows` come only if a request asks for its prompt's probabilities.) Only these rows
+# go through the output head, the largest matrix of the model. In the source above,
+# `pop_pending_copies` returns the block copies that are due (copy-on-write, chapter 21), and
+# `_num_leading_ones` counts the chunks of one token at the front, which are computed as decodes.
+# (This is the runner in torch. If `numba` is installed, the engine above may run chapter 34's
+# compiled step, which packs in the same way.)
 #
 # The next figure shows such a batch for every step of six requests, with a budget of 24 tokens per
 # step. Press play, and watch how the prompts fill what the decodes leave.
@@ -327,8 +330,8 @@ replay(
 # %% [markdown]
 # ## Watch it run
 #
-# The engine emits an event for everything that it does: a step, a token, a block. Each subscriber
-# to its **trace** gets them. The timeline below is drawn by the thread that runs the steps, between two of them. (A
+# The engine emits events about its work: a step, a token, a block. Each subscriber to its **trace**
+# gets them. The timeline below is drawn by the thread that runs the steps, between two of them. (A
 # long run is drawn again and again while it goes on, a short one perhaps only at its end.)
 
 # %%
@@ -346,7 +349,7 @@ print(f"{len(seen)} events")
 # %% [markdown]
 # What do events cost? Without a subscriber, each one costs at most one check whether there is one (the
 # engine checks once for all tokens of a step, so the share printed below is an upper bound). With a
-# recorder, it becomes an object in a list.
+# recorder, it becomes an object that the recorder keeps.
 
 # %%
 events_per_step = len(seen) / len(story(seen))
@@ -372,7 +375,7 @@ for name, cost in (("no subscriber", in_vain), ("a recorder", emitted)):
 #
 # Choose how many requests arrive together. The engine runs them now, on your machine, and the title
 # shows the throughput. Compare 4, 8, 12 and 16, which have the same mix of answers: from where on do more
-# gain little? (It depends on your machine: the gain ends where the step becomes compute-bound.)
+# gain little? (It depends on your machine: the gain is small where the step is compute-bound.)
 
 
 # %%
@@ -426,25 +429,27 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU the rest is a small part: some per cent with one sequence, less with 32. (For few sequences
-# most of `sample` is a fixed cost per call; the rest grows with the rows.) On a GPU, a step of this small
-# model takes far less time, and Python like this would take a large part of it. (Our clocks would mislead
-# there: minigen has another runner for NVIDIA's GPUs, without the `.cpu()` above. It returns before the
-# GPU has computed, so the wait would be charged to the sampler.) Engines for GPUs therefore prepare the
-# next step on the CPU while the GPU computes this one.
+# On a CPU the rest is a small part: a few per cent with one sequence, less with 32. (With one
+# sequence, most of `sample` is a fixed cost per call: with 32 it takes far less than 32 times as
+# long.) On a fast GPU, a step of this small model takes far less time, and Python like this can
+# take a large part of it. (Our clocks would mislead there: minigen has another runner for NVIDIA's
+# GPUs, without the `.cpu()` above, which copies the logits to the CPU. A GPU works by itself: this
+# runner returns before it has computed, so the wait would be charged to the sampler.) Several
+# engines for GPUs therefore prepare the next step on the CPU while the GPU computes this one.
 #
 # ## Your own parts, all at once
 #
-# Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator hands out
-# the lowest free blocks. (It raises no error if too few are free, since the block manager asks `num_free`
-# first.) The scheduler starts requests in the order of arrival, each with its whole prompt (one longer
-# than the token budget would block the queue), and a sequence that gets no block **gives way** (is
-# preempted, chapter 24): it frees all its blocks and goes back to the front of the queue. Without that
-# rule, a full cache could stop every running sequence forever. A sequence starts only if all its tokens
-# fit into the step's budget. So each chunk gives a token, and `commit` can pair them. The engine makes a
-# token of each id that a sampler returns. This sampler takes the most likely token. (The engine checks
-# what such parts do, and `num_free` scans all blocks. That costs a little, often less than two rounds
-# differ, so the share below may exceed 100 %.)
+# Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator
+# hands out the lowest free blocks. (It raises no error if too few are free, since the block manager
+# asks `num_free` first.) The scheduler starts requests in the order of arrival, each with its whole
+# prompt (one longer than the token budget would block the queue), and a sequence that gets no block
+# **gives way** (is preempted, chapter 24): it frees all its blocks and goes back to the front of
+# the queue. Without that rule, a full cache could stop every running sequence forever. A sequence
+# starts only if all its tokens fit into the step's budget. So each chunk gives a token (if no
+# request asks for its prompt's probabilities), and `commit` can pair them. The engine makes a
+# `SampledToken` of each id that a sampler returns. This sampler takes the most likely token. (The
+# engine checks what such parts do, and `num_free` scans all blocks. That costs a little, but rounds
+# differ, too, so the share below may exceed 100 %.)
 
 
 # %%
@@ -554,9 +559,9 @@ print(f"with 9 blocks: {len(finished)} answers,", end=" ")
 print("some gave way" if made[0].num_preempted else "none gave way")
 
 # %% [markdown]
-# A faulty part is reported by name at once, instead of surfacing hours later as a strange answer. This
-# allocator notes no owners, so it would give the same blocks to the next sequence, too. The engine counts
-# owners as well. (The first prompt takes two blocks.)
+# Many faults are reported at once, with the name of the part, instead of surfacing hours later as a
+# strange answer. This allocator notes no owners, so it would give the same blocks to the next
+# sequence, too. The engine counts owners as well. (The first prompt takes two blocks.)
 
 
 # %%
@@ -663,12 +668,13 @@ print(f"four answers by {whose}, on LowestFirst, ArrivalOrder and likeliest")
 # %% [markdown]
 # ## The package's version
 #
-# The engine itself makes the same four calls, and adds what a service needs: events for subscribers, and
-# an error from the model, the sampler or `commit` ends only the sequences of its step (`_family`: a
-# chunk's sequence, and its siblings that have not forked yet). `_calls` runs a request's **logits
-# processors**: functions, made by an option of the engine or from a request's output form (chapter 53),
-# that change its logits before sampling. The lines about drafts (all with `speculat` or `_draft`) belong
-# to chapter 36 and can be skipped; without drafts `rows_of` is `samples_of`.
+# The engine itself makes the same four calls, and adds what a service needs. It emits events, and
+# it limits what an error ends: one from the model, the sampler or `commit` ends only the sequences
+# of its step (`_family`: a chunk's sequence, and its siblings that have not forked yet). `_calls`
+# runs a request's **logits processors**: functions, made by an option of the engine or from a
+# request's output form (chapter 53), that change its logits before sampling. All that is about
+# drafts (names with `speculat` or `draft`, and `_emit_verified`) belongs to chapter 36 and can be
+# skipped: without drafts `drafted` is empty, and `rows_of` gives the same as `samples_of`.
 
 # %%
 reveal(25, StepLoop=mine)
@@ -701,7 +707,7 @@ verdicts(
         f"{mark(fastest / by_cache, 'times', 2)} over one by one with a cache, on this processor",
         NOT_TESTED,
         "another baseline: vLLM's own script pads requests to Transformers into batches; GPUs, LLaMA "
-        "models and users' conversations with ChatGPT (ShareGPT); a GPU becomes compute-bound at hundreds of tokens "
+        "models and lengths from conversations with ChatGPT (ShareGPT); a GPU becomes compute-bound at hundreds of tokens "
         "per step, a processor at a few",
         source="[vLLM's announcement, 2023](https://blog.vllm.ai/2023/06/20/vllm.html)",
     ),
@@ -720,14 +726,15 @@ verdicts(
 # ## Summary
 #
 # - An engine is a loop of four calls: `schedule`, `logits`, sample, `commit`.
-# - The runner packs the chunks of all sequences into one batch without padding. Only rows whose next
-#   token is due go through the output head.
-# - The longest answer decides the number of steps, if all requests run at once.
+# - The runner packs the chunks of all sequences into one batch, without padding them to one length.
+#   Only rows whose logits are needed go through the output head.
+# - The longest answer decides the number of steps, if all prompts are computed in the first step.
 # - Only one thread at a time steps the engine. Callers put requests on a queue, and get tokens from one.
-# - An engine's gain is the product of a cache and of shared steps. State the baseline: against serving
-#   one by one *with* a cache, only the shared steps count.
-# - On a CPU a step is nearly all model. On a GPU the Python around it matters.
-# - Each part can be replaced: yours runs beside the package's own, and is checked while it runs.
+# - The gain in Figure 25.1 is a product: the cache's gain times that of shared steps. State the
+#   baseline: against serving one by one *with* a cache, only the shared steps count.
+# - On a CPU a step is nearly all model. On a fast GPU the Python around it matters.
+# - An allocator, a scheduler or a sampler of yours can replace the package's own, and is checked
+#   while it runs.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -745,31 +752,33 @@ verdicts(
 # <details><summary>3. Someone reports that an engine is 20 times as fast as "naive serving". What do you
 # ask?</summary>
 # Whether the baseline keeps a KV cache and how many requests it runs at once; how long prompts and
-# answers are and how they vary; on which machine, with which weights, and whether both sides had
-# them.</details>
+# answers are and how they vary; on which machine, with which weights, and whether all else was the
+# same for both sides.</details>
 #
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** runs this loop (`EngineCore.step`) in a process of
 #   its own, so that tokenizing and HTTP take none of its time. Requests and tokens travel over ZeroMQ, a
-#   library for messages between processes. **[SGLang](https://github.com/sgl-project/sglang)** has one
-#   process each for tokenizing, scheduling and detokenizing.
-# - While the GPU computes a step, both schedule the next one, with placeholders for tokens that are not
-#   known yet (**asynchronous scheduling**).
-# - A decode step launches hundreds of kernels. They are recorded once as a [**CUDA
-#   graph**](../docs/glossary.md#cuda-graph) and replayed, for some dozens of fixed batch sizes. A batch
-#   is padded to the next of them.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++; its PyTorch
-#   backend, now the only one, has it in Python.
-#   **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in Rust, which queues
-#   and batches, in front of Python workers that compute.
+#   library for messages between processes. **[SGLang](https://github.com/sgl-project/sglang)** has
+#   separate processes for tokenizing, scheduling and detokenizing.
+# - While the GPU computes a step, both can schedule the next one, with placeholders for tokens that
+#   are not known yet (**asynchronous scheduling**; SGLang says overlap scheduling).
+# - A decode step often [launches](../docs/glossary.md#launch) hundreds of kernels. Both record them
+#   as [**CUDA graphs**](../docs/glossary.md#cuda-graph) for many batch sizes, and replay these. A
+#   batch is padded to the next of these sizes.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++; its
+#   PyTorch backend, now the only one, has it in Python.
+#   **[TGI](https://github.com/huggingface/text-generation-inference)** (archived since March 2026)
+#   has a router in Rust, which queues and batches, in front of workers that compute, by default in
+#   Python.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its batch slots in one loop
 #   (`update_slots`), as here.
-# - Engines avoid asking the system for memory within a step. Torch's caching allocator keeps the GPU
-#   memory of earlier steps, and llama.cpp plans one buffer per device for all intermediate results of its
-#   graph. Here, the packer writes the model's inputs into buffers that it made at the start.
-# - With several GPUs, in vLLM as here, one process runs the loop and the others follow its batches
-#   (chapter 41).
+# - Engines avoid asking the system for memory within a step. Torch's caching allocator keeps the
+#   GPU memory of earlier steps, and llama.cpp plans buffers on each device for all intermediate
+#   results of its graph. Here, the packer writes the model's inputs into buffers that it made at
+#   the start.
+# - If a model is split over several GPUs, in vLLM as here, one process runs the loop and the others
+#   follow its batches (chapter 41).
 # - *This engine is twice as fast as that one* can be true of one model, one machine and one load. In
 #   [the measurements](../docs/results.md) on one processor, llama.cpp decodes one request alone faster than
 #   vLLM, and vLLM serves 32 requests together faster than llama.cpp.
@@ -780,7 +789,8 @@ verdicts(
 #   iteration, from which continuous batching comes.
 # - Kwon et al. 2023, [Efficient Memory Management for Large Language Model Serving with
 #   PagedAttention](https://arxiv.org/abs/2309.06180): vLLM's paper.
-# - [vLLM 0.6: what the time of a step was spent on](https://blog.vllm.ai/2024/09/05/perf-update.html),
-#   and what cut it: a process apart for HTTP, several steps planned at once, asynchronous work.
+# - [vLLM 0.6: what the time was spent on](https://blog.vllm.ai/2024/09/05/perf-update.html), and
+#   what cut it: a process apart for HTTP, several steps planned at once, outputs processed while
+#   the next step runs.
 #
 # **Next:** part 3 makes the steps themselves fast. Chapter 51 puts the engine on the network.

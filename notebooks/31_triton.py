@@ -141,8 +141,8 @@ chapter_map("norms", "positions", "feed-forward", "GPU kernels")
 # result there, and the next one reads it again.
 #
 # Take 4,096 rows of 4,096 numbers in float32. These tensors have 67 MB each, more than the cache of
-# most processors. Two of them have to be read, the sum and the result have to be written, and a weight
-# for each column has to be read. That is the least that must be moved.
+# many processors. Two of them have to be read, the sum and the result have to be written, and a
+# weight for each column has to be read. That is the least that must be moved.
 #
 # `record_operators` counts the bytes of each operator's inputs and results. These are **logical
 # bytes**: what the operators ask for. A cache may answer a part of them, so memory itself may move
@@ -168,8 +168,9 @@ measured("on this CPU: seconds against copying the needed bytes", one_by_one / m
 
 # %% [markdown]
 # Each line is an operator: `add_` makes the sum, and the six others are the norm. Bytes and seconds
-# are of the same tensors. They need not agree: each new tensor also has to be given memory by the
-# system, and that takes time without moving any of the counted bytes.
+# are of the same tensors. They need not agree: the copy writes to a tensor that is there, but each
+# new large tensor also has to be given memory by the system, page by page (chapter 11), and that
+# takes time without moving any of the counted bytes.
 #
 # ## The second cost: launches
 #
@@ -202,19 +203,21 @@ print(
 #
 # ## The machine
 #
-# A **thread** is a sequence of instructions that has registers of its own. A CPU has a few cores, each of
-# which runs one or two threads at a time. A large GPU has about a hundred **streaming multiprocessors**
-# (**SM**). On NVIDIA's A100, which is drawn below, each of them holds up to 2,048 threads at once.
-# Threads do not run alone: 32 of them form a **warp**, and all 32
-# execute the same instruction together, each on numbers of its own. An SM has four parts. In every
-# **clock cycle** (there are 1.41 billion per second), each part picks a warp and starts its next
-# instruction.
+# A **thread** is a sequence of instructions that has **registers** of its own, the places for the
+# numbers that it computes with. A CPU has a few to a few hundred cores, each of which usually runs
+# one or two threads at a time. A large NVIDIA GPU has a hundred or more **streaming
+# multiprocessors** (**SM**). On the A100, which is drawn below, each of them holds up to 2,048
+# threads at once. Threads do not run alone: 32 of them form a **warp**, and all 32 execute the same
+# instruction together, each on numbers of its own (a branch can leave some of them out). An SM has
+# four parts. In every **clock cycle** (there are up to 1.41 billion per second), each part picks a
+# warp that is ready, if there is one, and starts its next instruction.
 #
-# Numbers lie in four places. From the bottom of the picture to its top, each place is faster than the
-# one below. HBM and L2 are shared by the whole GPU, and the two others are much smaller and lie in each
-# SM:
+# Numbers lie in four places. From the bottom of the picture to its top, each place is faster than
+# the one below. HBM and L2 are shared by the whole GPU. Each SM has the two others, which are much
+# smaller:
 #
-# - **HBM** (high-bandwidth memory) is *the* memory of the GPU: weights, KV cache, all tensors.
+# - **HBM** (high-bandwidth memory; many cards have another kind, GDDR) is *the* memory of the GPU:
+#   weights, KV cache, all tensors.
 # - The **L2 cache** keeps what was read or written lately, for all SMs. Code need not ask for it.
 # - **Shared memory** lies inside an SM. Threads that work together exchange numbers through it. (The
 #   same circuits also serve as the SM's own cache, L1.)
@@ -282,9 +285,9 @@ for level in A100:
 # blocks of four. Three programs are needed, and program 2 computes the places 2 × 4 + (0, 1, 2, 3) = (8,
 # 9, 10, 11).
 #
-# `record_programs` launches a kernel in the interpreter, and writes down what each program loads and
-# stores. `bytes_moved` adds that up, and `bytes_required` counts each number that is loaded once, and
-# each that is stored once.
+# `record_programs` launches a kernel in the interpreter, and writes down what each program loads
+# and stores. `bytes_moved` adds that up, and `bytes_required` counts once each number that is
+# loaded, and once each that is stored.
 
 # %%
 guess_last = predict("Ten numbers, blocks of four: how many does the last program load?", None)
@@ -319,14 +322,16 @@ last = [each for each in seen if each.program[0] == 2 and not each.is_store]
 guess_last.compare(sum(len(each.offsets) for each in last))
 
 # %% [markdown]
-# The interpreter runs one program after the other, in NumPy. On a GPU they run at the same time,
-# in any order: no program may count on what another one of the same launch has stored.
+# The interpreter runs one program after the other, in NumPy. On a GPU many of them run at the same
+# time, in any order. So no program may count on what another one of the same launch has stored
+# (unless special operations make it wait).
 #
 # ## Drag it: programs, blocks, and the mask
 #
-# What one program loads and stores is coloured, what the others do is pale. Take the mask away, and a
-# last program whose block is not full reaches for memory of another tensor. The recorder refuses that. A
-# GPU would do it anyway. If you are lucky it crashes; if not, it corrupts the other tensor.
+# What one program loads and stores is coloured, what the others do is pale. Take the mask away, and
+# a last program whose block is not full reaches past the end of its tensors. The recorder refuses
+# that. A GPU would do it anyway. If you are lucky it crashes; if not, it may overwrite another
+# tensor.
 
 
 # %%
@@ -470,7 +475,8 @@ reveal(31, row_maximum=mine)
 # Here each thread of the warp has one lane. By hand: 32 lanes want 32 neighbouring numbers of float32.
 # These are 128 bytes, 4 sectors, and each byte is wanted. Now lane $i$ wants number $2i$. The 32 numbers
 # are spread over 256 bytes, 8 sectors, and half of what is fetched is thrown away. In general, for a
-# **stride** of $s$ numbers between neighbouring lanes, and numbers of $b$ bytes that begin at a sector:
+# **stride** of $s$ numbers between neighbouring lanes, and numbers of $b$ bytes, the first at the
+# beginning of a sector:
 #
 # $$\text{sectors} = \begin{cases} 32\, s\, b / 32 = s\, b & \text{if } s\, b \le 32 \\
 # 32 & \text{otherwise} \end{cases}$$
@@ -526,7 +532,7 @@ guess_sectors.compare(fetched[32], "bytes")
 # %% [markdown]
 # From a stride of 8 on, each number costs a whole sector: eight times the traffic, for the same
 # result. Triton assigns lanes to threads itself. What you decide is which addresses a block has:
-# **a block should be a row of neighbours**. (That is needed, but it is not all: the machine code further
+# **a block should be a row of neighbours**. (That alone is not enough: the machine code further
 # below has a row of neighbours that is loaded with a stride of 8 all the same.)
 #
 # ## Your turn: columns, without going down a column
@@ -537,17 +543,17 @@ guess_sectors.compare(fetched[32], "bytes")
 #
 # Here $s_c$ is the sum of column $c$ (`sums`), and $n_r$ is the number of rows (`num_rows`).
 #
-# Take 3 rows of 4 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
+# Take 3 rows of 8 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
 # ways:
 #
 # | | the load in step 0 | in step 1 | in step 2 |
 # |---|---|---|---|
-# | down a column | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
+# | down a column (a block of 4, one lane masked) | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
 # | along a row | $x_{00}, x_{01}$: one sector | $x_{10}, x_{11}$: one sector | $x_{20}, x_{21}$: one sector |
 #
-# (Think of rows of a multiple of 8 numbers, so that each begins a new sector.) Both add the same numbers. The check counts
-# sectors, so only one of them passes. A kernel may have a loop: `for row in range(num_rows)`, and a
-# block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
+# (A row of 8 numbers of float32 is a sector.) Both add the same numbers. The check counts sectors,
+# so only one of them passes. A kernel may have a loop: `for row in range(num_rows)`, and a block of
+# zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
 
 # %%
 task(31, "column_sums")
@@ -600,9 +606,10 @@ reveal(31, column_sums=mine)
 # places 56 to 59. (In up, too: your `up_ptr` points at the first number of up, and places count from
 # there.) In the result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
 #
-# Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself
-# is yours to write. It computes in float32, also if its inputs have 16 bits. (`x.to(tl.float32)` widens a
-# block; `tl.store` rounds back. `tl.sigmoid`, `tl.exp`, `tl.rsqrt`, one over the root, act on each lane.)
+# Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel
+# itself is yours to write. It computes in float32, also if its inputs have 16 bits.
+# (`x.to(tl.float32)` widens a block; `tl.store` rounds back. `tl.sigmoid`, `tl.exp` and `tl.rsqrt`,
+# one over the square root, act on each lane.)
 
 # %%
 gate_up = torch.randn(4, 24).half()
@@ -647,8 +654,8 @@ reveal(31, silu_multiply=mine)
 # %% [markdown]
 # The engine's own, `silu_multiply_kernel` in
 # [elementwise.py](../minigen/kernels/triton/elementwise.py), also rounds where torch would round
-# between its two operators, so that both give the same numbers. It makes its row number an integer of
-# 64 bits: the harder part asks why.
+# between its two operators, to stay close to torch's result. It makes its row number an integer of
+# 64 bits: the harder part of the exercise is about that.
 #
 # ## Your turn: a row that stays
 #
@@ -666,11 +673,11 @@ reveal(31, silu_multiply=mine)
 # By hand: the row (1, 1, 7, 7) has the squares 1, 1, 49, 49, the mean 25, the root 5, so the result is
 # (0.2, 0.2, 1.4, 1.4) with weights of 1 and ε = 0.
 #
-# The row is needed twice: for its mean square, then to divide it. A program that has the whole row as
-# one block loads it once; the block stays in registers between the two uses. In torch's operators the
-# row goes down to memory and up again for each step.
+# The row is needed twice: for its mean square, then to divide it. A program that has the whole row
+# as one block loads it once; the block stays in registers between the two uses. Of torch's
+# operators, each loads from memory what it uses, and stores its result there.
 #
-# `BLOCK` must be a power of two, but the lengths of most rows are not. The picture shows what this
+# `BLOCK` must be a power of two, but the lengths of many rows are not. The picture shows what this
 # costs. The pale lanes are masked: they load nothing, but they compute, and take registers. Smaller
 # blocks waste less, or as much. One program may well hold several of them in its registers: for
 # example, 576 = 512 + 64 needs two loads, two sums and two stores, masks no lane, and loads nothing
@@ -726,10 +733,11 @@ print(f"compiled for an H100: {code.registers} registers per thread, {code.spill
 reveal(31, rms_norm_rows=mine)
 
 # %% [markdown]
-# The engine's kernel asks for 46,080 / 38,016 = 1.21 times what is needed, because every program loads
-# the weight. After the first, a GPU's cache has it. (The line about an H100 is explained below, with
-# the machine code.) The engine's own task is one step harder: the sum and the norm in one kernel. It is
-# `add_rms_norm` (stretch) in the [exercises](../exercises/31_triton.ipynb).
+# The engine's kernel asks for 46,080 / 38,016 = 1.21 times what is needed, because every program
+# loads the weight. After the first, most find it in a GPU's cache. (The line about an H100 is
+# explained below, with the machine code.) The engine's own task is one step harder: the sum and the
+# norm in one kernel. It is `add_rms_norm` (stretch) in the
+# [exercises](../exercises/31_triton.ipynb).
 #
 # ## Your turn: softmax of a row
 #
@@ -869,13 +877,14 @@ picture(
 #
 # ## What a layer moves
 #
-# Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators, and
-# as one kernel. `operators_of_layer` runs the first layer of the model with plain torch, and returns all
-# its operators but the four matrix products. Of attention, it runs only the store of keys and values into
-# a pool. The cosines and sines of the positions are computed once per step, before the first layer, so
-# computing them is not counted. Loading them is: each of a token's 12 rotated heads (9 query heads and 3
-# key heads; values are not rotated) asks for them again, 24,576 of the kernel's 56,448 bytes, which a
-# cache answers after the first. Bytes are those that programs and operators ask for; launches are counted
+# Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's
+# operators, and as one kernel. `operators_of_layer` runs the first layer of the model with plain
+# torch, and returns all its operators but the four matrix products. Of attention, it runs only the
+# store of keys and values into a pool. The cosines and sines of the positions are computed before
+# the first layer (by the engine on a GPU once, for all positions), so computing them is not
+# counted. Loading them is: each of a token's 12 rotated heads (9 query heads and 3 key heads;
+# values are not rotated) asks for them again, 24,576 of the kernel's 56,448 bytes, which a cache
+# answers after the first. Bytes are those that programs and operators ask for; launches are counted
 # beside.
 
 # %%
@@ -911,14 +920,15 @@ picture(
 #
 # ## Machine code for a GPU that is not here
 #
-# `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, for the types of
-# its arguments, and for whether each whole number and each address among them is a multiple of 16 (and a
-# whole number 1 is compiled in). The course's `machine_code` does the same for a GPU of your choice,
-# without starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes
-# out is **PTX**, NVIDIA's assembly for all its chips (instructions as text), and from it the chip's own
-# code (SASS), in which the registers are counted. Read a line of PTX from the middle: what is loaded
-# (`ld.global`) or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds.
-# That is our mask.
+# `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, for the types
+# of its arguments, for the values of the `tl.constexpr` ones, and for whether each whole number and
+# each address among the others is a multiple of 16 (and a whole number 1 is compiled in). The
+# course's `machine_code` does the same for a GPU of your choice, without starting anything; tensors
+# on the device "meta" have a shape, a type and no memory. What comes out is **PTX**, NVIDIA's
+# assembly for all its chips (instructions as text), and from it the chip's own code (SASS), in
+# which the registers are counted. Read a line of PTX from the middle: what is loaded (`ld.global`)
+# or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds. That is
+# our mask.
 #
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
 # a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
@@ -1006,10 +1016,10 @@ picture(
 # ## Occupancy: how many programs fit on an SM
 #
 # A load from HBM takes hundreds of clock cycles (about 400 in [the
-# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of the A100). An SM does not wait.
-# While one warp waits for its numbers, the SM runs another one that has them. For that, other warps must
-# be *there*: their registers and their shared memory must be on the SM already, and that is what limits
-# their number. **Occupancy** is the share of an SM's places for warps that are taken:
+# table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of the A100). An SM need not
+# wait. While one warp waits for its numbers, the SM runs another one that has them. For that, other
+# warps must be *there*: their registers and their shared memory must be on the SM already, and that
+# limits their number. **Occupancy** is the share of an SM's places for warps that are taken:
 #
 # $$\text{programs} = \min\!\left(\left\lfloor \frac{4}{W} \left\lfloor \frac{16{,}384}{32\, R}
 # \right\rfloor \right\rfloor,\; \left\lfloor \frac{S_{SM}}{S} \right\rfloor,\;
@@ -1029,20 +1039,21 @@ picture(
 # a warp takes 56 × 32 = 1,792 registers. Nine warps (16,384 / 1,792 = 9.1) fit in a part, 36 in an SM. So
 # four programs of 8 warps fit. They take 32 of the SM's 64 places for warps: an occupancy of 50 %.
 #
-# A thread has 255 registers at most. What spills is the very traffic that we set out to avoid. Below, the
-# norm's kernel with rows of 8,192 numbers is compiled for an A100 (`sm_80`) with five numbers of warps.
-# Then rows of 4,096 for several chips, among them the H100; `sm_120` is a GeForce RTX 50, and `gfx942`
-# AMD's MI300, whose warps have 64 threads. (So there a row is spread over twice as many threads. Its
-# registers here are **vector registers**, which have a number for each thread of a warp, as NVIDIA's do.)
-# None of these chips is here: this is what the compiler says, and no time.
+# On an NVIDIA GPU, a thread has 255 registers at most. What spills can become the very traffic that
+# we set out to avoid. Below, the norm's kernel with rows of 8,192 numbers is compiled for an A100
+# (`sm_80`) with five numbers of warps. Then rows of 4,096 for several chips, among them the H100;
+# `sm_120` is the GeForce RTX 50 series, and `gfx942` AMD's MI300, whose warps have 64 threads. (So
+# there a row is spread over twice as many threads. Its registers here are **vector registers**,
+# which have a number for each thread of a warp, as NVIDIA's do.) None of these chips is here: this
+# is what the compiler says, and no time.
 #
 # ## Your turn: an auto-tuner
 #
 # Which number of warps is fastest? High occupancy hides waiting, but it is no aim in itself: with
 # fewer warps for the same block, each thread has more loads under way, which hides waiting, too
-# ([Volkov 2010](https://www.nvidia.com/content/gtc-2010/pdfs/2238_gtc2010.pdf)). So engines try: an
-# **auto-tuner** runs each size on the machine itself, and keeps the fastest for the shape at hand. That
-# is the last exercise, in plain Python.
+# ([Volkov 2010](https://www.nvidia.com/content/gtc-2010/pdfs/2238_gtc2010.pdf)). So some engines
+# try: an **auto-tuner** runs each size on the machine itself, and keeps the fastest for the shape
+# at hand. That is the last exercise, in plain Python.
 
 
 # %%
@@ -1129,21 +1140,22 @@ reveal(31, pick_fastest=mine)
 # same memory again. One thing speaks against them: each piece costs operators of its own, which are the
 # CPU's launches. A tuner need not know any of this; it measures.
 #
-# Now read figure 31.10. A row of it is a kernel, and each light or dark piece is the registers of one
-# program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
-# each time. With half as many warps a thread has twice as many numbers, and about twice the registers
-# (here 1.7, 1.9 and 2.1 times, down to 2 warps). What changes is how many threads share these rows: 2,048
-# at the top, 256 for 2 warps. The grey rest lies in the four parts, and there it can be too small for one
-# more warp: with 2 warps per program, a warp takes 216 × 32 = 6,912 registers. Two fit in a part, and
-# 2,560 are left. (With 8, four more warps would fit, but a program needs eight.) With 1 warp, a row does
-# not fit: in float32 it takes 8,192 / 32 = 256 registers of each thread, and a thread has 255. Eight
-# programs fit, but each spills: 32 threads times 304 bytes are 9.7 kB, beside a row of 16 kB in memory.
-# Shared memory limits none of the five. A program takes at most 64 bytes of it, for the sums that its
-# warps exchange, and the 1 KiB of the system. These 1,088 bytes are rounded up to 1,152, since shared
-# memory is dealt out in units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of
-# 4,096 the course's kernel took 62 registers per thread above. Here it is 32: mostly because 8 warps
-# share a row, not 4, and a little because the kernel and the type of its numbers are others. With as many
-# numbers per thread as there, the engine's kernel took 54 above, on an A100.)
+# Now read figure 31.10. A row of it is a kernel, and each light or dark piece is the registers of
+# one program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its
+# registers each time. With half as many warps a thread has twice as many numbers, and about twice
+# the registers (here 1.7, 1.9 and 2.1 times, down to 2 warps). What changes is how many threads
+# share these rows: 2,048 at the top, 256 for 2 warps. The grey rest lies in the four parts, and
+# there it can be too small for one more warp: with 2 warps per program, a warp takes 216 × 32 =
+# 6,912 registers. Two fit in a part, and 2,560 are left. (With 8, four more warps would fit, but a
+# program needs eight.) With 1 warp, a row does not fit: in float32 it takes 8,192 / 32 = 256
+# registers of each thread, and a thread has 255. Eight programs fit, but each spills: 32 threads
+# times 304 bytes are 9.7 kB, beside a row of 16 kB in memory. Shared memory limits none of the
+# five. A program takes at most 64 bytes of it, for the sums that its warps exchange, and the 1 KiB
+# of the system. These 1,088 bytes are rounded up to 1,152, since shared memory is dealt out in
+# units of 128 bytes, so 167,936 / 1,152 = 145 programs would fit. (For rows of 4,096 the course's
+# kernel took 62 registers per thread above. Here it is 32, because 8 warps share a row, not 4, and
+# because the kernel and the type of its numbers are others. With as many numbers per thread as
+# there, the engine's kernel took 54 above, on an A100.)
 #
 # ## The measurement again
 #
@@ -1164,14 +1176,14 @@ reveal(31, pick_fastest=mine)
 # | time of products and attention | both FLOPs over 989 TFLOP/s | printed below |
 # | gain of the layer | products, attention and parts by operators, over the same with parts by kernels | printed below |
 #
-# The model errs both ways. It leaves out rotation and store, whose operators move many bytes, too (figure
-# 31.7): with them the layer gains more. No kernel reaches the peak, so the products take longer, and the
-# layer gains less: a second line assumes half of the peak. Most of the operators' tensors have 4 to 15
-# MB, so an H100's L2 can keep them for the next operator: it may fetch less from HBM than we count, and
-# fusion gains less. But the kernels' bytes count the norm's weight once per row (8 of 86 MB), which a
-# cache answers, and operators of a few microseconds do not reach 3,350 GB/s, and we charge nothing for
-# their launches: in these respects fusion gains more. So the two ratios below are a model's, and no
-# limits.
+# The model errs both ways. It leaves out rotation and store, whose operators move many bytes, too
+# (figure 31.7): with them the layer gains more. No kernel reaches the peak, so the products take
+# longer, and the layer gains less: a second line assumes half of the peak. Most of the operators'
+# tensors have 4 to 15 MB, so an H100's L2 can keep them for the next operator: it may fetch less
+# from HBM than we count, and fusion gains less. But the kernels' bytes count the norm's weight once
+# per row (8 of 86 MB), which a cache answers, and operators of a few microseconds do not reach
+# 3,350 GB/s, and we charge nothing for their launches: in these respects fusion gains more. So the
+# layer's two ratios below are a model's, and no limits.
 
 # %%
 few, few_others = torch.randn(2, 16, 4096)
@@ -1219,26 +1231,26 @@ explore(
 )
 
 # %% [markdown]
-# The kernel stays above the least only because each program asks for the weight, which a cache answers.
-# For one token, the bytes of these parts are not what counts: they are moved in a fraction of a
-# microsecond, while each launch takes longer. There, two things help: fewer kernels, and a recorded
-# decode step that is launched as a whole (a [CUDA graph](../docs/glossary.md#cuda-graph)). minigen's
-# engine on a GPU does both. The picture draws 24 kernels both ways. Its times are assumptions (from
-# Python, a launch takes several microseconds): move them. Between two kernels, of which the second needs
-# the first one's result, the GPU itself takes a moment, however they were launched. A kernel that takes
-# longer than a launch hides the next launch: from there on, the GPU no longer waits for the CPU, and a
-# graph gains next to nothing. So launches hurt in decode with few sequences, and not in a long prefill
-# (chapter 17).
+# The kernel stays above the least only because each program asks for the weight, which a cache
+# answers. For one token, the bytes of these parts are not what counts: they are moved in a fraction
+# of a microsecond, while each launch takes longer. There, two things help: fewer kernels, and a
+# recorded decode step that is launched as a whole (a [CUDA graph](../docs/glossary.md#cuda-graph)).
+# minigen's engine on a GPU does both. The picture draws 24 kernels both ways. Its times are
+# assumptions (from Python, a launch takes several microseconds): move them. Between two kernels, of
+# which the second needs the first one's result, the GPU itself takes a moment, however they were
+# launched. A kernel that takes longer than a launch hides the next launch: from there on, the GPU
+# no longer waits for the CPU, and a graph gains next to nothing. So launches hurt most in decode
+# with a small model and few sequences, and hardly in a long prefill.
 #
-# Some guides claim more: one kernel for all 80 layers of a 70B model would need two accesses to memory
-# instead of 160. They count only the row that goes from layer to layer. By hand, for one token of
-# Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and stores it, 2.6 MB
-# in all. The weights have 141 GB, and nearly all must be read however the layers are divided among
-# kernels. So such a kernel saves 0.002 % of the bytes. What it can save is launches, and the gaps between
-# kernels, which a graph keeps: one kernel can load the next layer's weights while this one computes. For
-# Llama-1B and one sequence on an H100, decoding was over 1.5 times as fast as with the engines that its
-# authors [compared it with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and
-# SGLang).
+# One could hope for more: one kernel for all 80 layers of a 70B model would need two accesses to
+# memory instead of 160. That counts only the row that goes from layer to layer. By hand, for one
+# token of Llama-3-70B: the row has 8,192 numbers of 16 bits, 16 kB. Each of 80 layers loads and
+# stores it, 2.6 MB in all. The weights have 141 GB, and nearly all must be read however the layers
+# are divided among kernels. So such a kernel saves 0.002 % of the bytes. What it can save is
+# launches, and the gaps between kernels, which a graph keeps: one kernel can load the next layer's
+# weights while this one computes. For Llama-3.2-1B and one sequence on an H100, decoding was over
+# 1.5 times as fast as with the engines that its authors [compared it
+# with](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles) (vLLM and SGLang).
 #
 # ## Claims
 
@@ -1286,8 +1298,9 @@ verdicts(
 #
 # - Small operations between matrix products are limited by the bytes that they move when tensors are
 #   large, and by launches when tensors are small. Fusion cuts both.
-# - A GPU has four memories: HBM, L2, shared memory, registers. Each is faster than the one before, and
-#   all but the first are small. A kernel keeps a number in registers from its first use to its last.
+# - A kernel deals with four memories: HBM, L2, shared memory, registers. Each is faster than the
+#   one before, and all but the first are small. A kernel keeps a number in registers from its first
+#   use to its last.
 # - A kernel is written for one program. Its number says which block of addresses is its own; a mask
 #   leaves out what does not exist; masked lanes still count in a maximum or a sum, with the value of
 #   `other`.
@@ -1295,22 +1308,22 @@ verdicts(
 #   also when a column is wanted, and a row should have a multiple of 16 numbers, so that the compiler
 #   can let a thread load several at once.
 # - Where a program loads and stores may depend on data: positions, slots.
-# - The registers and the shared memory of a program decide how many programs fit on an SM (occupancy).
-#   More warps per program mean fewer registers per thread.
+# - The registers and the shared memory of a program decide how many programs fit on an SM
+#   (occupancy). For the same block, more warps per program mean fewer registers per thread.
 # - What the fused parts gain, a whole layer gains in part only, because the matrix products stay as
 #   they are.
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. A kernel adds 1,000 numbers in blocks of 256. How many programs does it need, and
-# how many lanes of the last one are masked?</summary>
+# <details><summary>1. A kernel squares 1,000 numbers in blocks of 256. How many programs does it
+# need, and how many lanes of the last one are masked?</summary>
 # Four programs, since 1,000 / 256 is rounded up. The last one begins at place 768, so 232 of its lanes
 # exist and 24 are masked.</details>
 #
 # <details><summary>2. One warp loads 32 numbers of float16. How many sectors does it fetch if they are
 # neighbours, and how many if it takes every 16th number?</summary>
-# Neighbours are 64 bytes, 2 sectors. Every 16th number lies 32 bytes after the one before, so each is in
-# a sector of its own: 32 sectors, 1,024 bytes for 64 wanted.</details>
+# Neighbours are 64 bytes, 2 sectors if they begin at one. Every 16th number lies 32 bytes after the
+# one before, so each is in a sector of its own: 32 sectors, 1,024 bytes for 64 wanted.</details>
 #
 # <details><summary>3. A program of 8 warps takes 40 registers per thread and no shared memory. How many
 # fit on an SM of an A100, and what is the occupancy?</summary>
@@ -1319,10 +1332,11 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://docs.vllm.ai/en/stable/design/fusions/)** has kernels in CUDA for a norm with the
-#   residual sum, SiLU x up, rotation, and the store into the cache. At compile time it looks through the
-#   model's graph of operators (not a CUDA graph) for more to fuse, such as the norm with the rounding to 8 bits that the next product
-#   wants. The linked page has a table of these fusions, with what each gains.
+# - **[vLLM](https://docs.vllm.ai/en/stable/design/fusions/)** has kernels in CUDA for a norm with
+#   the residual sum, SiLU x up, rotation, and the store into the cache. At compile time it looks
+#   through the model's graph of operators (not a CUDA graph) for more to fuse, such as the norm
+#   with the rounding to 8 bits that the next product wants. The linked page has a table of these
+#   fusions, with a rough gain for most.
 # - **[SGLang](https://github.com/sgl-project/sglang)** has such kernels in CUDA, too, and many in Triton.
 # - **[torch.compile](https://docs.pytorch.org/docs/stable/torch.compiler.html)** fuses chains of
 #   operators by itself, and writes Triton for GPUs.
@@ -1337,7 +1351,7 @@ verdicts(
 # ## Further reading
 #
 # - [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html): vector
-#   addition, softmax, matrix product, layer norm, attention.
+#   addition, softmax, matrix product, layer norm, attention and more.
 # - [Triton-Puzzles](https://github.com/srush/Triton-Puzzles): twelve more kernels to write, in an
 #   interpreter, too.
 # - [Triton: an intermediate language and compiler for tiled neural network
@@ -1350,4 +1364,4 @@ verdicts(
 #   by the maker of the machine.
 #
 # **Next:** attention, as chapter 14 wrote it, keeps a matrix of scores that grows with the square
-# of the text. [Chapter 32](32_flash_attention.ipynb) gets by without it.
+# of the text's length. [Chapter 32](32_flash_attention.ipynb) gets by without it.

@@ -22,14 +22,16 @@
 # each row of scores, and a weighted sum of values. Between these steps stands a matrix that is as
 # long and as wide as the text. It is written to memory and read again, several times, although only
 # its product with the values is wanted. **[FlashAttention](../docs/glossary.md#flashattention)**
-# computes the same result and never makes the matrix. A few queries at a time go over the keys, one
-# **tile** of neighbouring keys after the other, and remember three things from tile to tile.
+# computes the same result, up to rounding, and never makes the matrix. A few queries at a time go
+# over the keys, one **tile** of neighbouring keys after the other, and remember three things from
+# tile to tile.
 #
 # **Afterwards you can** compute a softmax by hand while its scores arrive one by one, join two halves
 # of a softmax, write attention as a loop over tiles, write that loop as a Triton kernel, count the
 # bytes that it moves, and say what it saves (memory), what it does not save (the arithmetic of scores
-# that count), and where it gains next to nothing (one new token). No kernel of this chapter runs on a GPU: times
-# are of this CPU, and statements about a GPU are counted, compiled or modelled, and say so.
+# that count), and where it gains next to nothing (one new token). No kernel of this chapter runs on
+# a GPU: times are of this CPU, and numbers for a GPU are counted, compiled, modelled or from data
+# sheets.
 #
 # **You need** chapters 14 (attention), 17 ([prefill](../docs/glossary.md#prefill),
 # [decode](../docs/glossary.md#decode) and the [roofline](../docs/glossary.md#roofline)), 22 (block
@@ -38,8 +40,8 @@
 # [exercises](../exercises/32_flash_attention.ipynb).
 #
 # **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward →
-# add ) → norm → output head → next token. This chapter exchanges the function inside attention, and
-# none of its results.
+# add ) → norm → output head → next token. This chapter exchanges the function inside attention; its
+# results stay the same, up to rounding.
 #
 # <!-- card -->
 #
@@ -149,13 +151,14 @@ assert round(written_out[2048].peak / 1e6) == round((three + copies + mask) / 1e
 guess_peak.compare(round(written_out[2048].peak / 1e6), "MB")
 
 # %% [markdown]
-# Each row of the table has twice the tokens of the row above. The inputs and the result double, too.
-# The largest tensor grows four times: it holds a score for each head, each query and each key.
+# From row to row of the table the tokens double. The inputs and the result double, too. The largest
+# tensor becomes four times as large: it holds a score for each head, each query and each key.
 #
-# The last line of the cell adds up what exists at the worst moment. Three tensors of 151 MB are there
-# at once: the scores with the mask, the same scores less their row's maximum, and the exponentials of
-# those. Chapter 14's copies of keys and values for the heads that share them take 9.4 MB, and the mask
-# 4.2. Each of these tensors is written by one operator and read by the next.
+# The line below the table adds up what exists at the worst moment. Three tensors of 151 MB are
+# there at once: the scores with the mask, the same scores less their row's maximum, and the
+# exponentials of those. Chapter 14's copies of keys and values for the heads that share them take
+# 9.4 MB, and the mask 4.2. Each of these tensors is written by one operator and read by a later
+# one.
 #
 # ## The smallest version that works
 #
@@ -194,10 +197,11 @@ print(f"{len(scores)} keys, the maximum is {highest:.2f}, the sum {weight_sum:.2
 # %% [markdown]
 # ## Why it needs the whole row
 #
-# The sum needs the maximum, and each weight needs the sum. So all scores must be known before the first
-# value can be added, and they must be kept until then (or be computed three times). For one query that is
-# a row. For a prompt it is the matrix. (Queries could be taken a few at a time. But then a strip of
-# scores as long as the text must be kept, and for a long text it does not fit on the chip.)
+# In this form the sum needs the maximum, and each weight needs the sum. So all scores must be known
+# before the first value can be added, and they must be kept until then (or be computed three
+# times). For one query that is a row. For a prompt it is the matrix. (Queries could be taken a few
+# at a time. But then a strip of scores as long as the text must be kept, and for a long text it
+# does not fit on the chip.)
 #
 # Can it be done if each key and its value are seen only once? Think before you read on.
 #
@@ -214,8 +218,8 @@ print(f"{len(scores)} keys, the maximum is {highest:.2f}, the sum {weight_sum:.2
 # | key | score | $m$ before and after | factor $e^{m - m'}$ | sum of weights $\ell$ | weighted values $O$ |
 # |---|---|---|---|---|---|
 # | 1 | 1 | −∞, 1 | $e^{-\infty} = 0$: nothing before | $e^{1-1} = 1$ | $1 \cdot 10 = 10$ |
-# | 2 | 3 | 1, 3 | $e^{-2} = 0.135$ | $0.135 \cdot 1 + 1 = 1.135$ | $0.135 \cdot 10 + 1 \cdot 20 = 21.353$ |
-# | 3 | 2 | 3, 3 | $e^{0} = 1$ | $1.135 + e^{-1} = 1.503$ | $21.353 + 0.368 \cdot 40 = 36.069$ |
+# | 2 | 3 | 1, 3 | $e^{-2} = 0.135$ | $0.135 \cdot 1 + 1 = 1.135$ | $0.1353 \cdot 10 + 1 \cdot 20 = 21.353$ |
+# | 3 | 2 | 3, 3 | $e^{0} = 1$ | $1.135 + e^{-1} = 1.503$ | $21.353 + 0.3679 \cdot 40 = 36.069$ |
 #
 # The answer is $O / \ell = 36.069 / 1.503 = 24.0$. The second score was larger than the first,
 # so the first key's share was corrected afterwards, without looking at that key again. The third score
@@ -244,14 +248,14 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # where $j$ runs over the keys of the new tile. After the last tile the result is $o = O / \ell$. This is
 # **[online softmax](../docs/glossary.md#online-softmax)**
 # ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867) have $m$ and $\ell$, which they call
-# $d$; the values came in later). The names here, in the functions from here on (the loop above has `larger`
-# and `factor` for `higher` and `shrink`), and in the paper:
+# $d$; the values came in later). The names here, in most functions from here on (the loop above has
+# `larger` and `factor` for `higher` and `shrink`), and in the paper:
 #
 # | symbol | meaning | in the code | [FlashAttention](https://arxiv.org/abs/2205.14135), Algorithm 1 |
 # |---|---|---|---|
-# | $s_j$ | score of key $j$, $q \cdot k_j / \sqrt d$ | `scores` | a row of $S_{ij}$, without $1/\sqrt d$ |
+# | $s_j$ | score of key $j$, $q \cdot k_j / \sqrt d$ | `scores` | a number in $S_{ij}$, without $1/\sqrt d$ |
 # | $m$, $m'$ | largest score before and after a tile | `maximum`, `higher` | $m_i$, $m_i^{new}$ |
-# | $e^{m - m'}$ | the rescale factor | `shrink` | the same |
+# | $e^{m - m'}$ | the rescale factor | `shrink` | $e^{m_i - m_i^{new}}$ |
 # | $\ell$ | sum of the weights so far | `total` | $\ell_i$ |
 # | $O$ | weighted sum of values so far, not yet divided | `mixed` | $O_i$, which Algorithm 1 divides by $\ell_i$ after each tile |
 #
@@ -259,7 +263,7 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # keys. ([FlashAttention-2](https://arxiv.org/abs/2307.08691) divides once at the end, as we do.)
 #
 # Two sets of keys can also be treated alike, each with its own maximum, and be joined afterwards. Here
-# are the two halves of the 37 keys of the real head:
+# are two halves, 20 and 17, of the 37 keys of the real head:
 
 # %%
 halves = zip(scores.split(20), values.split(20), strict=True)
@@ -277,8 +281,9 @@ print(f"second half: maximum {m2:.2f}, counts {(m2 - m).exp():.3f} times")
 # The second half has the larger maximum, so the first half counts only $e^{-0.89 - 2.41} = 0.037$ times.
 # Three things are enough to remember a half: its maximum, its sum of weights, and its weighted values.
 #
-# Now tile by tile, with eight keys in each. The three tiles at the beginning of this row have the
-# maximum −0.89. The fourth has a key with the score 2.11. Predict: what is left of a weight of 1?
+# Now tile by tile, with eight keys in each but the last, which has five. The first three tiles
+# together have the maximum −0.89. The fourth has a key with the score 2.11. Predict: what is left
+# of a weight of 1?
 
 # %%
 guess_left = predict(
@@ -454,10 +459,10 @@ guess_waste.compare("fewer" if waste[16] < waste[256] else "more")
 #
 # The parts of it are given, and shown above: what queries remember before the first tile
 # (`nothing_seen`), what they remember of one tile (`attend_tile`), and chapter 14's `causal_mask`;
-# `my_merge` joins. You write the two loops, their bounds, and the mask of a tile. (`causal_mask` puts its
-# queries at the end of its keys. So ask it for all keys up to the last query, and take the tile's
-# columns.) An example: 5 new tokens are the last of a context of 12, and a tile has 4. (Ranges are
-# Python's: 7:11 is 7, 8, 9, 10.)
+# `merge`, imported from the course, joins. You write the two loops, their bounds, and the mask of a
+# tile. (`causal_mask` puts its queries at the end of its keys. So ask it for all keys up to the
+# last query, and take the tile's columns.) An example: 5 new tokens are the last of a context of
+# 12, and a tile has 4. (Ranges are Python's: 7:11 is 7, 8, 9, 10.)
 #
 # | tile of queries | rows of q | their positions | tiles of keys |
 # |---|---|---|---|
@@ -528,28 +533,30 @@ picture(
         "Written out, memory grows with the square of the prompt; in tiles, with the prompt",
     ),
     "Bytes that exist at once in one layer's attention, on logarithmic axes. For twice the tokens the "
-    "written-out line climbs one grid line, four times the MB, and the others at most half of that.",
+    "written-out line climbs nearly one grid line (four times the MB), the others at most half of one.",
     number="32.3",
 )
 
 # %% [markdown]
 # Written out, twice the tokens take nearly four times the memory: $O(n^2)$, read "of the order of $n$
-# squared". In tiles they take at most twice as much: $O(n)$. What is left is the result and one tile.
+# squared". In tiles they take at most twice as much: $O(n)$. What is left in our loop
+# is the result and the data of one tile.
 #
 # ## And time?
 #
-# FlashAttention computes a score for every pair that the mask leaves, and a few more. It is faster
-# where writing and reading the matrix took the time. Torch's fused operator shows this on a CPU: it
-# works in tiles, too, and is compiled. (Our own loop is Python with small tiles; it is there to be
-# read.) For a prompt the comparison is not about memory alone: the written-out version also computes the
-# masked half of the scores, which tiles skip, and copies keys and values.
+# FlashAttention computes a score for every pair that the mask leaves, and some more. It is faster
+# where writing and reading the matrix took the time. Torch's fused operator can be timed on a CPU:
+# it works in tiles, too, and is compiled. (Our own loop is Python with small tiles; it is there to
+# be read.) For a prompt the comparison is not about memory alone: the written-out version also
+# computes the masked half of the scores, which tiles skip, and copies keys and values.
 #
 # For one new token there is no matrix, only a row of scores. The written-out version does something else
 # besides: it copies the keys and values for every query head that shares them. So there is a
 # **control**: the same three steps, written out, with the scores in memory, but on **grouped** heads.
 # The query heads that share a KV head become one small matrix, and keys and values are views, not
 # copies. If FlashAttention's idea itself helped here, it would have to beat the control. Predict for
-# torch's fused operator. (Numbers in ⟨ ⟩ are measured on the machine that ran this notebook, so yours differ.)
+# torch's fused operator. (Numbers in ⟨ ⟩ depend on the machine or the compiler, and are rounded to
+# at most three digits, so yours may differ.)
 
 # %%
 guess_decode = predict("One new token: how many times as fast as the control?", None)
@@ -558,8 +565,9 @@ guess_decode = predict("One new token: how many times as fast as the control?", 
 # %%
 def control(q, k, v):
     """Attention of one token, written out, without a copy of keys and values."""
-    grouped = q[0].unflatten(0, (k.shape[1], -1))  # [KV heads, group, head_dim]
-    scores = grouped @ k.permute(1, 2, 0) / q.shape[-1] ** 0.5  # [KV heads, group, context]
+    scaled = q[0] / q.shape[-1] ** 0.5
+    grouped = scaled.unflatten(0, (k.shape[1], -1))  # [KV heads, group, head_dim]
+    scores = grouped @ k.permute(1, 2, 0)  # [KV heads, group, context]
     return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)[None]  # [1, heads, head_dim]
 
 
@@ -567,7 +575,7 @@ prompt, one_row = layer_inputs(2048), layer_inputs(1, 2048)
 torch.testing.assert_close(control(*one_row), attention(*one_row), atol=1e-5, rtol=1e-4)
 timed = {  # what is measured, against torch's fused operator
     "a prompt of 2,048": (attention_naive, prompt, 3),
-    "one token after 2,048, keys copied": (attention_naive, one_row, 7),
+    "one token, 2,048 keys, copied": (attention_naive, one_row, 7),
     "one token, the control": (control, one_row, 7),
 }
 gains = {}
@@ -581,24 +589,26 @@ for name, (way, given, repeats) in timed.items():
 guess_decode.compare(gains["one token, the control"], "times", measured=True)
 row_of_scores = llm.config.q_heads * 2048 * 4
 keys_and_values = sum(each.nbytes for each in one_row[1:])
-saved = 4 * row_of_scores  # scores and weights, each written and read
+saved = 4 * row_of_scores  # scores and weights, each written once and read once
 at_most = (keys_and_values + saved) / keys_and_values
 print(f"\none token: {row_of_scores:,} bytes of scores,", end=" ")
 print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} times as fast")
 
 # %% [markdown]
-# The row of scores is much smaller than the keys and values, which must be read in any case: 2.3% of
-# their bytes. If scores and weights are each written once and read once, that is four times the row,
-# and leaving it out cannot save more than a factor of 1.09 by bytes. (What is measured beyond that is
-# several operators against one, and noise.) Most of what the comparison with copies gains is the copy,
-# and the control does not make it either. Chapter 33 is about one new token.
+# The row of scores is much smaller than the keys and values, which must be read in any case: 2.3%
+# of their bytes. If scores and weights are each written once and read once, that is four times the
+# row, and leaving it out cannot save more than a factor of 1.09 by bytes. (What is measured beyond
+# that may be the cost of several operators instead of one, and noise.) Most of the gain over the
+# version with copies is gone against the control, which makes no copies. Chapter 33 is about one
+# new token.
 #
 # ## What is in memory, and what is on the chip
 #
 # Figure 31.1 of [chapter 31](31_triton.ipynb) shows four memories of a GPU. Two places matter here: the
 # **memory** (**HBM**), which is large and slow, and what lies **on the chip** beside the arithmetic, the
 # registers and the shared memory of an SM (*streaming multiprocessor*), which are fast and small. What
-# the papers call **SRAM** is the shared memory. FlashAttention is faster because scores and weights stay on the chip.
+# the papers call **SRAM** is the shared memory. FlashAttention's gain is that scores and weights
+# stay on the chip.
 #
 # The picture (not to scale) shows one **program** (one run of the kernel) and its tile $i$ of 128
 # queries, for a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile $j$ of 64
@@ -627,8 +637,8 @@ picture(
 #   above. So for `D` = 4, rows 2 and 3 and dims 0 to 3, the places are
 #   `rows[:, None] * D + dims[None, :]` = [[8, 9, 10, 11], [12, 13, 14, 15]].
 # - **`tl.dot(a, b)`** multiplies a tile [rows, inner] by a tile [inner, columns]; `tl.trans(k)` exchanges
-#   the axes of a tile. On a GPU, tiles of 16 bits are multiplied on **tensor cores**, units that do
-#   nothing but multiply small matrices. Both axes of its tiles are powers of two in this chapter, and 16
+#   the axes of a tile. On an NVIDIA GPU, tiles of 16 bits are multiplied on **tensor cores**, units
+#   for products of small matrices. Both axes of its tiles are powers of two in this chapter, and 16
 #   at least.
 # - **`input_precision="ieee"`** keeps all bits of float32 inputs. Without it, NVIDIA's tensor cores may
 #   get inputs that are rounded to fewer bits (TF32). With it, NVIDIA's float32 tiles do without tensor
@@ -639,7 +649,7 @@ picture(
 # multiplications for each query instead of one for each score. With inputs of 16 bits this rounds
 # the queries once more, unless $1/\sqrt d$ is a power of two (1/8 for $d$ = 64, but 0.088 for 128). The
 # kernel of step 1 is float32 and multiplies the queries. The exercises multiply the scores, which are
-# float32 in any case. FlashAttention's Algorithm 1 leaves the factor out to be short; its full version,
+# float32 in any case. FlashAttention's Algorithm 1 leaves the factor out; its full version,
 # Algorithm 2, has it as a scaling constant τ.
 #
 # **Step 1: each program computes one tile of scores.** The grid has two axes, tiles of queries and
@@ -768,11 +778,11 @@ reveal(32, unmasked_kernel=my_unmasked)
 #    $(r \cdot H_q + h) \cdot d + x$. With 4 query heads of 16 numbers, row 2 of head 1 begins at
 #    (2 · 4 + 1) · 16 = 144. Keys and values have $H_{kv}$ heads; head $h$ uses KV head
 #    $\lfloor h / (H_q / H_{kv}) \rfloor$.
-# 2. **Masks.** The last tile may have rows that do not exist; they are neither loaded nor stored. The
-#    last tile of keys needs a mask, too, and masked loads `other=0.0`: a weight of 0 times nan is nan. On
-#    the diagonal, a key after the query's position gets the score −∞ (`tl.where(condition, a, b)`), whose
-#    weight is 0. Weights are float32; `tl.dot` wants both tiles of one dtype: `weights.to(values.dtype)`.
-#    `tl.minimum` is the smaller of two.
+# 2. **Masks.** The last tile of queries may have rows that do not exist; they are neither loaded
+#    nor stored. The last tile of keys needs a mask, too, and masked loads `other=0.0`: a weight of
+#    0 times nan is nan. On the diagonal, a key after the query's position gets the score −∞
+#    (`tl.where(condition, a, b)`), whose weight is 0. Weights are float32; `tl.dot` wants both
+#    tiles of one dtype: `weights.to(values.dtype)`. `tl.minimum` is the smaller of two.
 # 3. **The end of the loop.** No key after the program's last query is loaded. For 35 new tokens after
 #    6 cached ones, with `BLOCK_M` = 16:
 #
@@ -782,9 +792,9 @@ reveal(32, unmasked_kernel=my_unmasked)
 # | 1 | 16 to 31 | 22 to 37 | 0 to 37 |
 # | 2 | 32 to 34 (and 13 that do not exist) | 38 to 40 | 0 to 40 |
 #
-# Below, your kernel is put into the engine. Then the bytes of one launch for 96 random tokens are
-# counted, against a formula: queries and results once; keys and values once for each tile of queries, as
-# far as these see.
+# Below, your kernel is put into the engine. Then the bytes of two launches for 96 random tokens,
+# with tiles of 32 and of 16 queries, are counted against a formula: queries and results once; keys
+# and values once for each tile of queries, as far as these see.
 
 # %%
 task(32, "flash_kernel")
@@ -871,14 +881,15 @@ reveal(32, flash_kernel=my_kernel)
 # | FlashAttention | $\Theta(N^2 d^2 / M)$ |
 #
 # ($\Theta$ means: up to a constant factor, from above and from below.) The paper also shows that no
-# exact method can do better for every $M$ in that range. Written out in three operators that ignore the
-# mask, the least is $4 N^2 + 4 N d$ numbers: scores written and read, weights written and read, and Q, K,
-# V and the result once each. So, leaving the terms in $N d$ aside, our causal tiles win if $4 N^2 d^2 /
-# M$ is less than $4 N^2$, that is, if $d^2 < M$. (Half of this win is the mask, which our tiles use and
-# the matrix does not. Without one on either side, tiles win if $2 d^2 < M$.)
+# exact method can do better, by more than a constant factor, for every $M$ in that range. Written
+# out in three operators that ignore the mask, the least is $4 N^2 + 4 N d$ numbers: scores written
+# and read, weights written and read, and Q, K, V and the result once each. So, leaving the terms in
+# $N d$ aside, our causal tiles win if $4 N^2 d^2 / M$ is less than $4 N^2$, that is, if $d^2 < M$.
+# (The mask, which our tiles use and the matrix does not, about halves what they load. Without one
+# on either side, tiles win if $2 d^2 < M$.)
 #
-# Now with 2,048 tokens, one head of 128 and 2 bytes per number. Predict: by how much do the bytes fall
-# from tiles of 16 queries to tiles of 128, eight times as large?
+# Now with 2,048 tokens, one head of 128 and 2 bytes per number. Predict: by what factor do the
+# bytes fall from tiles of 16 queries to tiles of 128, eight times as large?
 
 # %%
 guess_io = predict("Bytes with tiles of 16, divided by bytes with tiles of 128?", None, within=1.1)
@@ -897,7 +908,7 @@ picture(
         {block: moved / 1e6 for block, moved in counted.items()},
         {"written out": matrix / 1e6, "each number once": 2 * 4 * N * d / 1e6},
         "MB for one head",
-        "Tiles of 32 queries move as much as the matrix does, larger ones less",
+        "Tiles of 32 queries move about as much as the matrix does, larger ones less",
     ),
     "Bytes that programs load and store for one head of 128 numbers and 2,048 tokens, by the size of "
     "their tiles, on logarithmic axes.",
@@ -905,24 +916,25 @@ picture(
 )
 
 # %% [markdown]
-# With each doubling of the tile the blue line falls by a little less than half. It meets the orange line, the
-# written-out way, at about 32 queries, where $M = 4 \cdot 32 \cdot 128 = 16{,}384 = d^2$, as the
-# condition above says. Tiles of 16 would move *more* than the matrix does. The green line is the least that any
-# method must move.
+# With each doubling of the tile the blue line falls by nearly half: by 49% at first, by 42% at the
+# end. It meets the orange line, the written-out way, at about 32 queries, where
+# $M = 4 \cdot 32 \cdot 128 = 16{,}384 = d^2$, as the condition above says. Tiles of 16 would move
+# *more* than the matrix does. The green line is the least that any method must move.
 #
 # Two things soften this on a real GPU. The **L2 cache** answers a part of the repeated loads, so HBM sees
 # fewer bytes than programs ask for. And more bytes do not matter while arithmetic takes longer. A program
 # computes $4d$ operations for each pair of a query and a key (a multiplication and an addition for
 # each of $d$ numbers, in both products) and loads $2d$ numbers of 2 bytes for each key. With $B$ queries
 # that is $4 d B / 4 d = B$ operations per byte. So, apart from queries and results, the tile size is the
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). By its data sheet an H100 does 989 · 10¹²
-# operations and moves 3,350 · 10⁹ bytes per second, 295 operations per byte (chapter 17's ridge). So
-# tiles of 128 alone would still wait for memory, and need the L2 cache's help.
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). By its data sheet an H100 SXM
+# does 989 · 10¹² operations in 16 bits and moves 3,350 · 10⁹ bytes per second, 295 operations per
+# byte (chapter 17's ridge). So tiles of 128 alone would still wait for memory, and need the L2
+# cache's help.
 #
 # ## The package's kernel
 #
 # The engine's kernel does what yours does, and more. Above all, it finds keys and values through block
-# tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the loop
+# tables (chapter 22), takes all prompts of a batch in one launch, knows windows, and has the loop
 # twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
 # Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
 # factor. A GPU has an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$.
@@ -930,14 +942,15 @@ picture(
 # and the scores only where that is subtracted, because a GPU does both with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
-# without a mask has no trace of one. A position's block stands in the table at `positions // BLOCK_SIZE`,
-# its slot within the block is `positions % BLOCK_SIZE`. (`block_stride` and `slot_stride` are the numbers
-# from one block or slot to the next; `keys_ptr` and `values_ptr` point at the program's KV head;
-# `BLOCK_D` is the head's size rounded up to a power of two, at least 16.) Below, blocks have 8 slots and
-# the second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. The loop reads
-# the table one tile ahead, so that the loads of keys and values need not wait for it. With a window, a
-# query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and
-# `tl.dot(a, b, acc)` returns `acc` plus the product.
+# without a mask has no trace of one. A position's block stands in the table at `positions //
+# BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. (`block_stride` and
+# `slot_stride` count the numbers from one block or slot to the next; `keys_ptr` and `values_ptr`
+# point at the program's KV head; `BLOCK_D` is the head's size rounded up to a power of two, at
+# least 16.) Below, blocks have 8 slots and the second sequence has the table [5, 1, 3]: position 21
+# is in entry 2, block 3, slot 5. The loop reads the table one tile ahead, so that the loads of keys
+# and values need not wait for it. With a window, a query may not have seen a key yet; `base` then
+# is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and `tl.dot(a, b, acc)` returns `acc` plus
+# the product.
 
 # %%
 from minigen.kernels.triton import prefill_attention
@@ -957,11 +970,12 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # ## Tile size, warps and registers
 #
 # Larger tiles load less. But scores and weighted values must find room in a program's **registers**,
-# and tiles of keys and values in the **shared memory**, a hundred kilobytes or two. (Two or three tiles of
-# each, since Triton loads the next while it computes one; the queries may lie there, too.) A program's
-# registers are those of its **threads**: chapter 31 found that a thread has 255 at most, that a **warp**
-# is 32 threads, and that what does not fit is **spilled** to memory. So a tile is too large only **for a
-# number of warps**. Triton takes 4 warps unless it is given another number.
+# and tiles of keys and values in the **shared memory**: a program gets at most 167 kB of it on an
+# A100, 232 kB on an H100. (Two or three tiles of each, since Triton loads the next while it
+# computes one; the queries may lie there, too.) A program's registers are those of its **threads**:
+# chapter 31 found that a thread has 255 at most, that a **warp** is 32 threads, and that what does
+# not fit is **spilled** to memory. So whether a tile fits in registers depends on the **number of
+# warps**. Triton takes 4 warps unless it is given another number.
 #
 # Count for 128 queries by 64 keys and a head of 128, in float32, one number in each register. With 4
 # warps there are 4 × 32 = 128 threads:
@@ -972,9 +986,10 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # | $S$, 128 × 64 | 8,192 | 64 | 32 |
 # | together | 24,576 | 192 | 96 |
 #
-# 192 of 255 sounds possible. But the weights in 16 bits, queries or keys on their way into the tensor
-# cores, $m$, $\ell$ and all addresses come on top. The compiler knows the rest. Here it compiles your
-# kernel for an A100 (`sm_80`) and an H100 (`sm_90`), without having one, for heads of 128 numbers in bfloat16:
+# 192 of 255 sounds possible. But the weights in 16 bits, queries, keys and values on their way into
+# the tensor cores, $m$, $\ell$ and all addresses come on top. The compiler knows the rest. Here it
+# compiles your kernel for an A100 (`sm_80`) and an H100 (`sm_90`), without having one, for heads of
+# 128 numbers in bfloat16:
 
 # %%
 guess_spilled = predict("128 x 64 spills with 4 warps: how many bytes with 8?", None, within=2)
@@ -1007,24 +1022,26 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps
-# half as much. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and its tiles of 64
-# queries 4. (For long prompts in 16 bits its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on
-# an A100, whose tensor cores need keys and values in registers; an H100's read them from shared memory,
-# which leaves the registers to two programs at a time.) The last number says how many programs fit on one
-# SM at the same time, by its 65,536 registers and its shared memory: one of 8 warps is 8 of 64 places, an
-# **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the other warps of the same
-# program can compute while one waits for memory. Which pair of tile and warps is fastest is a question
-# for a GPU, where **autotuning** tries several; it is not tested here.
+# half as much of $O$ and $S$. The engine's kernel, too, gives its tiles of 128 queries 8 warps, and
+# its tiles of 64 queries 4. (For prompts of more than 64 tokens, in 16 bits and with heads of at
+# most 128 numbers, its tiles are 64 queries by 64 keys on an H100, and 128 by 32 on an A100, whose
+# tensor cores need keys and values in registers; an H100's read them from shared memory, which
+# leaves enough registers for two programs at a time.) The last number says how many programs fit on
+# one SM at the same time, by its 65,536 registers and its shared memory: one of 8 warps is 8 of 64
+# places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then mainly the other
+# warps of the same program can compute while one waits for memory. Which pair of tile and warps is
+# fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?
 #
-# Nothing here ran on a GPU, so we cannot say. Bytes and operations give bounds, as if a chip reached its
-# data sheet's bandwidth and peak, which none does. The written-out way is counted, as
-# above, for all heads, with whole matrices; it also multiplies the masked half. (A softmax that knows the
-# mask, as that of Megatron-LM, NVIDIA's training library, reads half of the scores: 293 µs instead of the
-# 333 below.) In tiles, what programs load again comes either from memory, or from the L2 cache if keys
-# and values find room there; then memory gives them once. One layer of Llama-3-8B's shape (32 heads of
-# 128, 8 KV heads), 2,048 tokens, bfloat16, in tiles of 128 queries by 64 keys:
+# Nothing here ran on a GPU, so we cannot say. Bytes and operations give bounds, as if a kernel
+# reached the data sheet's bandwidth and peak, which few do. The written-out way is counted, as
+# above, for all heads, with whole matrices; it also multiplies the masked half. (A softmax that
+# knows the mask, as that of Megatron-LM, NVIDIA's training library, reads half of the scores: 293
+# µs instead of the 333 below.) In tiles, what programs load again comes either from memory, or from
+# the L2 cache if keys and values find room there; then memory gives them once. One layer of
+# Llama-3-8B's shape (32 heads of 128, 8 KV heads), 2,048 tokens, bfloat16, in tiles of 128 queries
+# by 64 keys:
 
 # %%
 h100, q_heads, kv_heads, head_dim, n = MACHINES["H100 SXM"], 32, 8, 128, 2048
@@ -1049,24 +1066,26 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # %% [markdown]
 # Each line has the time that its bytes would take and the time that its operations would take; the larger
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
-# against 37), unless the cache helps; then, if the cache's own time is left out, it is arithmetic. No
-# kernel reaches a chip's peak of arithmetic, and most written-out versions move more: both times grow, so
-# their ratio may be smaller or larger. And this is attention alone: the linear layers of a prompt stay as
-# they were, so its [time to first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
+# against 37), unless the cache helps enough; then, if the cache's own time is left out, it is
+# arithmetic. Few kernels reach a chip's peak of arithmetic, and a written-out version may move
+# more: both times may grow, so their ratio may be smaller or larger. And this is attention alone:
+# the linear layers of a prompt stay as they were, so its
+# [time to first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
 #
 # ## One idea and its kernels
 #
 # - **Online softmax** ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)): $m$ and $\ell$ in
-#   one pass. [Rabe and Staats 2021](https://arxiv.org/abs/2112.05682) used it for attention without the
-#   matrix, in chunks of array operators (in JAX, a library like torch), to save memory.
+#   one pass. [Rabe and Staats 2021](https://arxiv.org/abs/2112.05682) computed attention without
+#   the matrix by the same rescaling, in chunks of array operators (in JAX, a library like torch),
+#   to save memory.
 # - **FlashAttention** ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)): the same in one kernel, with the
 #   count of HBM accesses. Keys are in its outer loop, so $m$, $\ell$ and $O$ of all queries go to memory
 #   and back for each tile of keys.
 # - **FlashAttention-2** ([Dao 2023](https://arxiv.org/abs/2307.08691)): queries in the outer loop, as in this
 #   chapter, so $m$, $\ell$ and $O$ stay on the chip; one division at the end; programs for tiles of
-#   queries, too, and not only for heads. Within a program it gives each warp its own queries, so
-#   that warps need not exchange partial results. (The paper says that Phil Tillet's Triton
-#   version exchanged the loops first.)
+#   queries, too, and not only for heads and sequences. Within a program it gives each warp its own
+#   queries, so that warps need not exchange partial results. (The paper says that Phil Tillet's
+#   Triton version exchanged the loops first.)
 # - **FlashAttention-3** ([Shah et al. 2024](https://arxiv.org/abs/2407.08608)) for the H100: some warps only
 #   load while others multiply, softmax of one tile runs while another tile is multiplied (a chip computes
 #   far fewer exponentials per second than products), and products may be in FP8 (floating-point numbers
@@ -1123,16 +1142,16 @@ verdicts(
 # ## Summary
 #
 # - Written out, attention stores several matrices of one score for each pair of tokens: 467 MB for 2,048
-#   tokens in one layer of this small model, four times as much for twice the tokens.
+#   tokens in one layer of this small model, nearly four times as much for twice the tokens.
 # - Softmax can be computed while scores arrive. Keep the largest score so far, the sum of weights and
 #   the weighted values; when the maximum grows, multiply both sums by $e^{m - m'}$; divide at the end.
 # - Parts over different keys can be joined in any order, because each carries its own maximum.
 # - FlashAttention is this loop over tiles in one kernel. It computes the same result up to rounding,
 #   with memory that grows with the tokens and not with their square.
 # - It saves bytes. It saves arithmetic only where the mask hides whole tiles, which it leaves out; a
-#   score that counts costs as much as before. Programs load keys and values again for each tile of
-#   queries: about $N^2 d / B$ numbers, or $4 N^2 d^2 / M$ when the tile fills the chip. Small tiles can
-#   move more than the matrix.
+#   score that counts costs at least as much as before. Programs load keys and values again for each
+#   tile of queries: with a causal mask about $N^2 d / B$ numbers, or $4 N^2 d^2 / M$ when the tile
+#   fills the chip. Small tiles can move more than the matrix.
 # - Registers and shared memory limit a tile. How much fits in registers depends on the number of warps:
 #   128 queries by 64 keys spill with 4 warps and fit with 8.
 # - For one new token there is no matrix to save. What helps there is to read keys and values in place.
@@ -1163,15 +1182,16 @@ verdicts(
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/attention_backends/)** and
 #   **[SGLang](https://docs.sglang.io/docs/advanced_features/attention_backend)** choose among several
 #   *attention backends* by GPU and model: versions of FlashAttention,
-#   [FlashInfer](https://arxiv.org/abs/2501.01005), Triton kernels and others. These can read keys and
-#   values through block tables, as ours does.
+#   [FlashInfer](https://arxiv.org/abs/2501.01005), Triton kernels and others. Most of these read
+#   keys and values through block tables, as ours does.
 # - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)** has its own fused
 #   kernels for the context phase (prefill) and the generation phase (decode).
-# - **[TGI](https://github.com/huggingface/text-generation-inference)** packs sequences of all lengths without
-#   padding and hands FlashAttention their boundaries (`cu_seqlens`, our `starts`).
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** has the same idea for CPUs, CUDA and Metal
-#   (Apple's GPUs) behind `--flash-attn`, by default automatic. A quantised cache of values needs it
-#   ([issue 28524](https://github.com/ggml-org/llama.cpp/issues/28524)).
+# - **[TGI](https://github.com/huggingface/text-generation-inference)** (archived since March 2026)
+#   packs sequences of all lengths without padding and hands the attention kernel their boundaries
+#   (`cu_seqlens`, our `starts`).
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** has the same idea for CPUs, CUDA, Metal
+#   (Apple's GPUs) and others behind `--flash-attn`, by default automatic. A quantised cache of
+#   values needs it ([issue 28524](https://github.com/ggml-org/llama.cpp/issues/28524)).
 # - Where no one GPU holds a context, **[ring attention](https://arxiv.org/abs/2310.01889)** passes keys and
 #   values from GPU to GPU, and the parts are joined as `merge` does.
 #   **[DeepSpeed-Ulysses](https://arxiv.org/abs/2309.14509)** gives each GPU some of the heads instead.

@@ -33,10 +33,11 @@
 # it must load, say how many programs a GPU needs and why, split a context and merge the parts, and
 # run the engine with your own kernel.
 #
-# No kernel of this chapter runs on a GPU. About a GPU three kinds of numbers follow, and the chapter keeps them
-# apart. Bytes that programs ask for are **counted**, in Triton's interpreter. Times on a GPU are
-# **modelled**, from data sheets and from two assumed constants, which you can change. Registers and
-# shared memory are read from **compiled** code. (The next section also measures times on this CPU.)
+# No kernel of this chapter runs on a GPU. Besides quoted figures, three kinds of numbers about a
+# GPU follow, and the chapter keeps them apart. Bytes that programs ask for are **counted**, in
+# Triton's interpreter. Times on a GPU are **modelled**, from data sheets and from two assumed
+# constants, which you can change. Registers, shared memory and instructions are read from
+# **compiled** code. (The next section also measures times on this CPU.)
 #
 # **You need** chapters 22 (block tables), 31 (kernels in Triton) and 32 (online softmax).
 # **Time:** about 55 minutes to read and try, about 110 for the
@@ -203,7 +204,7 @@ guess_busy.compare(busy)
 # | $T$ | the sequence's block table | `table_ptr`, a row of `tables_ptr` |
 # | $B$ | slots in a block | `BLOCK_SIZE` |
 # | $s_b, s_s, s_h$ | numbers between two blocks, slots, KV heads (**strides**, chapter 31) | `block_stride`, `slot_stride`, `head_stride` |
-# | $\mathrm{at}$ | offset of the token's key, and in the other half of the pool of its value | `at` |
+# | $\mathrm{at}$ | offset of the token's key; in the pool's other half, of its value | `at` |
 #
 # The picture shows the three steps: positions above, the table in the middle, the pool's slots
 # below. A colour stands for a block. Drag the position, and find the place where the next slot is
@@ -391,17 +392,17 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # repeated load if the data are still there. So what decides is how much other data came through the cache
 # *between* the two loads, and not the total size of all keys and values.
 #
-# Suppose that the three programs of a KV head run at the same time and stay in step. Between the first
-# load of a tile and its repetitions, each other running program loads about one tile. A later section
-# finds that 660 programs of the package's decode kernel fit on an H100 at once. Their tiles (64 tokens,
-# keys and values of 128 numbers of 2 bytes: 32,768 bytes each) are 21.6 MB, and an H100's L2 has 50 MB.
-# In that case two of three loads may well be answered by L2, even if the whole batch has gigabytes of
-# keys.
+# Suppose that the three programs of a KV head run at the same time and stay in step. Between the
+# first load of a tile and its repetitions, each other running program loads about one tile at
+# most. A later section finds that 660 programs of the package's decode kernel fit on an H100 at
+# once. Their tiles (64 tokens, keys and values of 128 numbers of 2 bytes: 32,768 bytes each) are
+# 21.6 MB, and an H100's L2 has 50 MB. In that case two of three loads may well be answered by L2,
+# even if the whole batch has gigabytes of keys.
 #
-# But no rule keeps the three programs in step. If one of them starts after the others have gone through
-# the context, and the context is long, its data are no longer there. And L2 takes time to answer, and has
-# a bandwidth of its own. What we count are the bytes that programs ask for. How many of them reach memory
-# is not tested here.
+# But no rule keeps the three programs in step. If one of them starts after the others have gone
+# through the context, and the context is long, its data may no longer be there. And L2 takes time
+# to answer, and has a bandwidth of its own. What we count are the bytes that programs ask for. How
+# many of them reach memory is not tested here.
 #
 # ## Rung one: a group shares its loads
 #
@@ -434,10 +435,11 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # | $O_h$ | the results of the group, $G \times d$ | `mixed` |
 #
 # (The letters are those of the [FlashAttention-2](https://arxiv.org/abs/2307.08691) paper, whose
-# undivided weights are $\tilde P$. It uses $e^x$ where this chapter uses $2^x$; the result is the same.)
+# Algorithm 1 calls the undivided weights $\tilde P$. It uses $e^x$ where this chapter uses $2^x$;
+# the result is the same.)
 #
-# Both products are matrix products, so they can run on the **tensor cores** by `tl.dot` (chapter
-# 32). The tensor cores' instruction that we find in the PTX below (`mma.sync`) multiplies
+# Both products are matrix products, so in 16 bits they can run on the **tensor cores** by `tl.dot`
+# (chapter 32). The tensor cores' instruction that we find in the PTX below (`mma.sync`) multiplies
 # 16 rows at a time. Newer versions of Triton fill up missing rows by themselves, older ones refuse
 # fewer than 16; our kernels pad in plain sight. Three rows are real, and 13 are padding. The
 # padding wastes arithmetic, of which decode has plenty, and no loads. The picture shows the shapes
@@ -576,7 +578,7 @@ def program_at(kv_head, sequence):
 explore(
     program_at,
     "The keys of a layer, one row per block: the slots that one program of the tiled kernel loads, in "
-    "orange. Its blocks are in no order, and the last one is not full.",
+    "orange. Its blocks need not be in order, and the last one is not full.",
     "33.3",
     kv_head=(0, 1, 1, 0),
     sequence=(0, 2, 1, 2),
@@ -600,8 +602,8 @@ explore(
 # | `BLOCK_G`, `BLOCK_D` | $G$ and $d$, rounded up as before |
 # | `BLOCK_N` | tokens of a tile; no longer tied to the length |
 #
-# The check compares contexts that end within a tile and within a block, scores in the hundreds, and
-# again counts every load.
+# The check compares contexts that end within a tile and within a block, scores in the hundreds,
+# and again counts the loads of queries, keys and values.
 
 # %%
 task(33, "tiled_kernel")
@@ -663,16 +665,17 @@ print(f"if each block's entry were loaded once: {once_a_block:.2%}")
 
 # %% [markdown]
 # Each key and value is loaded once, from its own slot, and nothing is copied. The kernel looks up
-# the table for each position, although 16 neighbours have the same entry. Threads of a warp ask for one
-# address together, which a GPU answers by fetching one sector (chapter 31), and L1 or L2 answers when it
-# is asked for again.
+# the table for each position, although 16 neighbours have the same entry. If threads of a warp ask
+# for one address together, a GPU fetches one sector for them (chapter 31), and L1 or L2 may answer
+# when it is asked for again.
 #
 # ## What the rungs have saved
 #
-# All in one picture, counted for the same 200 tokens. Each bar is a way to compute the same attention.
-# Its length is what programs ask for, without queries and results, in multiples of the keys and values
-# (the dashed line). The last bar already shows the third rung, with the context in four splits, whose
-# partial results (**parts**) are written, and read once more.
+# All in one picture, counted for the same 200 tokens. Each bar is a way to compute the same
+# attention. Its length is what programs load and store, without queries, lengths and results, in
+# multiples of the keys and values (the dashed line). The last bar already shows the third rung,
+# with the context in four splits, whose partial results (**parts**) are written once, and read
+# once.
 
 # %%
 four = record_decode(q, *made[:4], splits=4)
@@ -725,9 +728,9 @@ for name, moved in total_bytes.items():
 # $$\frac{4\,G\,d \ \text{operations}}{4\,d \ \text{bytes}} = G \ \text{operations per byte}$$
 #
 # By hand: Llama-3-8B has $G = 4$ and $d = 128$. That is 2,048 operations for 512 bytes, 4 for each
-# byte. An H100 can do 295 operations for each byte that it loads (its ridge, chapter 17). So memory
-# bandwidth decides, and a batch does not change that: each sequence has keys of its own (unless
-# sequences share a prompt, chapter 23). The least time of a step is
+# byte. An H100 can do 295 operations for each byte that it loads (its ridge, chapter 17). So
+# memory bandwidth decides, and a batch does not change that: each sequence has keys of its own
+# (unless sequences share a prompt, chapter 23). The least time of a step's attention is
 #
 # $$t_{\min} = \frac{\text{bytes of keys and values}}{\beta}, \qquad \beta = \text{bandwidth}$$
 
@@ -742,27 +745,27 @@ weights = 2 * num_parameters(config_of("Llama-3-8B"))
 print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth:.1f} ms")
 
 # %% [markdown]
-# With many long contexts, attention takes longer than all the weights. A technique on the KV cache
-# can save capacity or bandwidth. Blocks (chapters 21 and 22) saved capacity. This chapter is about
-# bandwidth alone: no key takes less room than before.
+# By these floors, reading these 64 contexts takes longer than reading all the weights. A technique
+# on the KV cache can save capacity, bandwidth or both. Blocks (chapters 21 and 22) saved capacity.
+# This chapter is about bandwidth alone: no key takes less room than before.
 #
-# The time is a floor, from a data sheet. Whether a kernel comes near it depends above all on one
-# question: is enough of the data on its way at any time?
+# The time is a floor, from a data sheet. A kernel comes near it only if enough of the data is on
+# its way at any time.
 #
 # ## Enough loads in flight
 #
 # Memory answers late. The first byte of a load that misses the caches comes after a **latency** of
 # several hundred clock cycles. Round figures for an H100 differ: 400 cycles in [table
-# 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023 (and the same for a
-# V100 and an A100), 400 to 800 in [these
-# notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html). At a clock of 1,755 MHz
-# that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load can take longer. If
-# a program asked for 32 KB, waited, and asked again, it would get 32 KB for each latency, however wide
-# the memory is.
+# 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023 (and the
+# same for a V100 and an A100), 400 to 800 in [these
+# notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html). At a clock of
+# 1,755 MHz that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load
+# can take longer. If a program asked for 32 KB, waited, and asked again, it would get at most 32
+# KB for each latency, however wide the memory is.
 #
 # **[Little's law](https://doi.org/10.1287/opre.9.3.383)** says how much must be on its way. Take
-# any queue that neither grows nor empties in the long run. On average, what is inside is the rate
-# of arrivals times the time that each stays. Here:
+# any queue that does not keep growing. On average, what is inside is the rate of arrivals times
+# the time that each stays. Here:
 #
 # $$\text{bytes in flight} = \beta \cdot \tau$$
 #
@@ -789,12 +792,13 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
     print(f"{reached / h100.bandwidth:.0%} of the bandwidth")
 
 # %% [markdown]
-# That explains the second number that hurts. Eight programs with a tile each cannot use the memory, even
-# if no processor had anything to compute. The remedy is more programs, and up to a point more bytes in
-# flight for each program. (One processor's own path to L2 carries some 64 bytes per clock, and all
-# together get fewer each, so eight of them cannot fill the memory in any case; the model below leaves
-# this out.) The package's kernel has room for one tile of keys and values, and asks for the next when
-# both products of this one are done. Other programs on its processor load meanwhile.
+# That explains why the second number hurts. Eight programs with a tile each cannot use the whole
+# bandwidth, even if no processor had anything to compute. The remedy is more programs, and up to a
+# point more bytes in flight for each program. (One processor's own path to L2 carries some 64
+# bytes per clock, and all together get fewer each, so eight of them cannot fill the memory in any
+# case; the model below leaves this out.) The package's kernel has room for one tile of keys and
+# values, and asks for the next when both products of this one are done. Other programs on its
+# processor load meanwhile.
 #
 # (Of the two kernels below, `paged_decode_kernel` is the first pass of rung three, and
 # `join_splits_kernel` the second.) How many programs fit onto one SM at the same time (and so its
@@ -819,15 +823,16 @@ for name, count in resident.items():
     print(f"{name:>15}: {count} programs fit onto one of {CHIPS[name].processors} processors")
 
 # %% [markdown]
-# By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so five
-# programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024 bytes), of
-# which one tile of keys and values is 32, and 1 KB for the system; queries (16 × 128) and weights (16 ×
-# 64) fill the rest.) In the PTX, `cp.async` are **asynchronous** loads, from memory into shared memory:
-# all of a tile is on its way at once, and takes no registers. A tile is 32,768 bytes, and 128 threads
-# load 16 bytes each at a time, so 16 of the 32 are for the first tile, and 16 in the loop. (In the order
-# of the PTX, which the counts do not show, they come after the loop's 32 products, `mma.sync`.) The
-# launch asks for them by `num_stages=2`: two stages of the loop, loading a tile and computing with it,
-# for which Triton here makes room for one tile. `ld.global` load into registers: the block table's
+# By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so
+# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB (of 1,024
+# bytes): 32 for a tile of keys and values, 4 for queries (16 × 128), 2 for weights (16 × 64). With
+# 1 KB for the system that is 39.) In the PTX, `cp.async` are **asynchronous** loads, from memory
+# into shared memory: all of a tile is on its way at once, and takes no registers. A tile is 32,768
+# bytes, and 128 threads load 16 bytes each at a time, so 16 of the 32 are for the first tile, and
+# 16 in the loop. (In the order of the PTX, which the counts do not show, they come after the loop's
+# 32 products, `mma.sync`.) The launch asks for them by `num_stages=2`: two stages of the loop,
+# loading a tile and computing with it, for which Triton here makes room for one tile; other
+# programs on the processor fill the wait. `ld.global` load into registers: the block table's
 # entries, the query, and the length.
 #
 # ## Waves, and their tail
@@ -856,11 +861,13 @@ guess_tail = predict(
 )
 
 # %% [markdown]
-# The times of the next picture come from a **model** with two assumed constants. A program takes 1 µs for
-# a tile of 64 tokens, however idle the chip is: it waits for the table's entry, then for the keys, and
-# computes. The second pass, to which we come, costs 3 µs to start, and its parts are written and read at
-# the memory's full rate, so it grows with the number of splits. All programs together read no faster than
-# the memory gives. No GPU has confirmed either constant here.
+# The times of the next picture come from a **model** with two assumed constants. A program takes at
+# least 1 µs for a tile of 64 tokens, however idle the chip is: it waits for the table's entry, then
+# for the keys, and computes. The second pass, to which we come, costs 3 µs to start, and its parts
+# are written and read at the memory's full rate, so it grows with the number of splits. All
+# programs together read no faster than the memory gives. So a wave takes the longer of two times:
+# that of a program's tiles, and that of the wave's bytes at the full bandwidth. Waves follow each
+# other. No GPU has confirmed either constant here.
 #
 # On the left, each row is a processor, and blue means that it works. (Waves alternate between two blues;
 # within each, darker is more programs at once.) At the right edge of that panel is the tail. On the right
@@ -937,16 +944,16 @@ powers = torch.exp2(scores)
 print(f"softmax over all four at once: {float(powers @ values / powers.sum()):.2f}")
 
 # %% [markdown]
-# [Flash-Decoding](https://crfm.stanford.edu/2023/10/12/flashdecoding.html), which made the split
-# known, keeps the same in two pieces instead of three: the divided result $O_s = \tilde O_s / l_s$,
-# and the **log-sum-exp** $L_s = m_s + \log_2 l_s$. (Its logarithm is the natural one.) Because
-# $2^{L_s} = 2^{m_s} l_s$, the merge becomes a softmax over splits:
+# [Flash-Decoding](https://crfm.stanford.edu/2023/10/12/flashdecoding.html) keeps the same in two
+# pieces instead of three: the divided result $O_s = \tilde O_s / l_s$, and the **log-sum-exp**
+# $L_s = m_s + \log_2 l_s$. (Its logarithm is the natural one.) Because $2^{L_s} = 2^{m_s} l_s$,
+# the merge becomes a softmax over splits:
 #
 # $$O = \sum_s 2^{\,L_s - L}\, O_s, \qquad L = \log_2 \sum_s 2^{L_s}$$
 #
 # With the numbers of above: $L_A = 3 + \log_2 1.25 = 3.32$, $L_B = 5 + 1 = 6$, $L = 6.21$; the
-# divided results are 15 / 1.25 = 12 and 70 / 2 = 35, the weights of the splits 0.135 and 0.865, and
-# $0.135 \cdot 12 + 0.865 \cdot 35 = 31.89$.
+# divided results are 15 / 1.25 = 12 and 70 / 2 = 35, the weights of the splits 0.135 and 0.865,
+# and $0.135 \cdot 12 + 0.865 \cdot 35 \approx 31.89$.
 #
 # | symbol | meaning | in the code | in Flash-Decoding |
 # |---|---|---|---|
@@ -1011,15 +1018,16 @@ reveal(33, join_kernel=mine)
 #
 # The first pass is your tiled kernel with two changes: where the loop begins and ends, and what is
 # stored. A context of $n$ tokens has $\lceil n / \texttt{BLOCK\_N} \rceil$ tiles, and each split
-# gets
+# gets at most
 #
 # $$k = \left\lceil \frac{\lceil n / \texttt{BLOCK\_N} \rceil}{N} \right\rceil \text{ tiles, from tile } s
 # \cdot k \text{ on.}$$
 #
 # By hand: 200 tokens in tiles of 16 are 13 tiles (the last has 8 tokens). In four splits each gets
-# $\lceil 13/4 \rceil = 4$: tiles 0 to 3, 4 to 7, 8 to 11, and 12 alone. In eight splits each gets
-# 2, so seven splits are enough and the eighth has none. Its loop runs zero times. In a kernel,
-# `tl.cdiv(a, b)` is a / b rounded up. (Python's `-(-a // b)` is not: Triton's `//` cuts towards zero.)
+# at most $\lceil 13/4 \rceil = 4$: tiles 0 to 3, 4 to 7, 8 to 11, and 12 alone. In eight splits
+# each gets at most 2, so seven splits are enough and the eighth has none. Its loop runs zero
+# times. In a kernel, `tl.cdiv(a, b)` is a / b rounded up. (Python's `-(-a // b)` is not: Triton's
+# `//` cuts towards zero.)
 #
 # | argument | what it says |
 # |---|---|
@@ -1135,23 +1143,25 @@ explore(
 )
 
 # %% [markdown]
-# The numbers are the same, and no key is read twice. What grows are the parts (and the loads of queries,
-# which are not counted here): in float32, $d + 2$ numbers for each query head and split, written by the
-# first pass and read by the second. Short sequences of a batch leave programs without work.
+# The results are the same up to rounding, and no key is read twice. What grows are the parts (and
+# the loads of queries and lengths, which are not counted here): in float32, $d + 2$ numbers for
+# each query head of each sequence and for each split, written by the first pass and read by the
+# second. Short sequences of a batch leave programs without work.
 #
 # ## How many splits?
 #
-# A division like Little's law answers that, with $t$, a tile's whole time. Let $P$ be the programs
-# without splits. Each of the $P \cdot N$ programs gets a tile of $b$ bytes in every $t$ seconds. In the
-# model, memory is busy all the time as soon as
+# Little's law answers that, with $t$, a tile's whole time, as the latency. Let $P$ be the programs
+# without splits. Each of the $P \cdot N$ programs gets a tile of $b$ bytes in every $t$ seconds.
+# In the model, memory is busy all the time as soon as
 #
 # $$P \cdot N \cdot b \;\ge\; \beta \cdot t \qquad\Longrightarrow\qquad N \ge \frac{\beta\, t}{P\, b}$$
 #
-# By hand, for the lone chat: $P = 8$ programs, $b = 32{,}768$ bytes, $t = 1$ µs. $\beta t = 3.35$ MB, so
-# $N \ge 3{,}350{,}000 / 262{,}144 = 12.8$; the next power of two is 16. (We try powers of two only:
-# `SPLITS` is a constant, so each number is compiled by itself.) The length of the context is not in the
-# formula. The formula asks that all $P \cdot N$ programs fit on the chip at the same time, and that each
-# split has several tiles. More splits than that buy nothing, and their parts cost a little.
+# By hand, for the lone chat: $P = 8$ programs, $b = 32{,}768$ bytes, $t = 1$ µs. $\beta t = 3.35$
+# MB, so $N \ge 3{,}350{,}000 / 262{,}144 = 12.8$; the next power of two is 16. (We try powers of
+# two only: `SPLITS` is a constant, so each number is compiled by itself.) The length of the
+# context is not in the formula. The formula asks that all $P \cdot N$ programs fit on the chip at
+# the same time, and that all splits have the same number of tiles. More splits than that buy
+# nothing in the model, and their parts cost a little.
 #
 # But $t$ is assumed. If a tile took half as long, would the best number of splits grow or fall?
 
@@ -1161,10 +1171,10 @@ guess_best = predict(
 )
 
 # %% [markdown]
-# Drag the two constants. On the left, each bar is the modelled time for a number of splits, the best one
-# in orange; the dashed line is the memory alone. On the right, the orange line is the best number of
-# splits for every time of a tile, and the dot is where the sliders stand. The other two lines assume
-# another start of the second pass.
+# Drag the two constants. On the left, each bar is the modelled time for a number of splits, the
+# best one in orange; the dashed line is the memory alone. On the right, the orange line is the
+# best number of splits for every time of a tile, and the dot is where the sliders stand. The other
+# lines assume another start of the second pass.
 
 
 # %%
@@ -1198,18 +1208,21 @@ change = bests[0.5, 1.0] - bests[1.0, 1.0]
 guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 
 # %% [markdown]
-# With faster tiles each program brings more bytes per second, so fewer programs fill the memory. The time
-# of a tile sets the best number, as the formula says. The start of the second pass is the same cost for
-# every number above one, so it only decides whether to split at all. That splitting a lone long context
-# helps holds for all constants printed above. (64 bytes per clock take 32,768 / 64 = 512 clocks or 0.29
-# µs for a tile, so 0.25 µs is a little too fast.) It does not hold for these 32,768 tokens in the
-# figure's corner of 0.1 and 12 µs, where one program per KV head reaches 78 % of the bandwidth; no real
-# processor loads that fast. **How much** it helps depends on them: the gain differs severalfold. A
-# measurement on the chip has to say it.
+# With faster tiles each program brings more bytes per second, so fewer programs fill the memory.
+# The time of a tile sets the best number, as the formula says. The start of the second pass is the
+# same cost for every number above one, so it only decides whether to split at all. That splitting
+# a lone long context helps holds for all constants printed above. (At 64 bytes per clock, a tile
+# takes 32,768 / 64 = 512 clocks or 0.29 µs, so 0.25 µs is a little too fast.) It does not hold for
+# these 32,768 tokens in the figure's corner of 0.1 and 12 µs, where one program per KV head
+# reaches 78 % of the bandwidth; no processor of an H100 loads that fast. **How much** splitting
+# helps depends on the constants: the gains above are 2.5 to 24.7 times. A measurement on the chip
+# has to say it.
 #
-# The engine cannot know $t$. It has a rule, `num_splits`: a power of two that gives at most four programs
-# for each processor (1 if there are more already), 128 tokens or more for each split on average (of the
-# longest context), and 64 splits at most. Beside it, what the model finds best with 1 µs and 3 µs:
+# The engine does not know $t$. It has a rule, `num_splits`: the largest power of two, up to 64,
+# that gives at most four programs for each processor and, of the longest context, 128 tokens or
+# more for each split on average (1 if there is none). (For a decode step that is captured as a
+# [CUDA graph](../docs/glossary.md#cuda-graph), the engine takes the longest context that the block
+# tables have room for.) Beside it, what the model finds best with 1 µs and 3 µs:
 
 # %%
 show(num_splits)
@@ -1223,16 +1236,17 @@ for batch in (1, 4, 16, 64, 256):
         print(f"{batch:>15} {context:>8,} {rule:>6} {best:>13} {lost:>24.0%}")
 
 # %% [markdown]
-# The rule often asks for more splits than the model needs. Where contexts are long that costs little:
-# parts and start are small beside the keys and values. Where contexts are short, the start of the second
-# pass is a good part of the whole. For sixteen sequences of 1,024 tokens the model would not split at
-# all, and the rule does. For one such sequence the model wants splits of a single tile, and the rule
-# forbids them. But the attention over short contexts is a small part of a step, which reads all weights
-# as well.
+# The rule often asks for more splits than the model needs. Where contexts are long that costs
+# little: parts and start are small beside the keys and values. Where contexts are short, the start
+# of the second pass is a good part of the whole. For sixteen sequences of 1,024 tokens the model
+# would not split at all, and the rule does. For one such sequence the model wants splits of a
+# single tile, and the rule forbids them. But in these two cases attention is a small part of a
+# step, which reads all weights as well.
 #
 # ## The measurement again
 #
-# **Counted**, the first number: the copy is gone.
+# The first number was a time. The interpreter's time says nothing about a GPU, so bytes are
+# compared, **counted**: the copy is gone.
 
 # %%
 first, last = "copied, program per KV head", "in place, program per KV head"
@@ -1256,7 +1270,8 @@ print("\nthe engine with its own kernels, interpreted, gives the same text:", re
 #
 # ## Claims
 #
-# What papers and guides say, beside what this notebook found. The outcomes are computed.
+# What papers say and what one often hears, beside what this notebook found. The outcomes are
+# computed.
 
 # %% jupyter={"source_hidden": true}
 by_kv_head = (by_group["keys"] + by_group["values"]) / required
@@ -1311,13 +1326,13 @@ verdicts(
 # - Whether L2 still has it depends on what was loaded in between, not on the size of the whole
 #   cache of keys.
 # - With keys and values of 16 bits, decode attention does as many operations per byte as a group
-#   has heads, so memory bandwidth is its floor.
+#   has heads. Where these are few, memory bandwidth sets its floor.
 # - Bandwidth is reached only if enough bytes are on their way: bandwidth times latency, by Little's
 #   law.
 # - Programs run in waves, and the last one, the tail, can leave most of the chip idle.
 # - A long context is split among programs. Each split leaves maximum, sum and undivided mix, and a
 #   second pass merges them, exactly up to rounding.
-# - The best number of splits follows from the time of a tile. Here that time is assumed, so the
+# - The best number of splits depends on the time of a tile. Here that time is assumed, so the
 #   chapter claims no speed.
 #
 # **Check yourself** (click to see the answer).
@@ -1352,11 +1367,12 @@ verdicts(
 #   alone](https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/ops/triton_unified_attention.py),
 #   which has a form that splits long contexts into segments and a kernel that reduces them.
 # - **[FlashAttention](https://github.com/Dao-AILab/flash-attention)** has the split, and takes a
-#   block table. Its second version computes how well each number of splits fills the waves, and
-#   takes the smallest one that reaches 85 % of the best.
-# - **[FlashInfer](https://arxiv.org/abs/2501.01005)** plans ahead: before a step, the CPU cuts all
-#   contexts of the batch into parts of like size, so that one long sequence does not delay the
-#   short ones. Where many requests begin with the same prompt, its
+#   block table. Unless the programs nearly fill the chip already, its second version computes how
+#   well each number of splits fills the waves, and takes the smallest one that reaches 85 % of the
+#   best.
+# - **[FlashInfer](https://arxiv.org/abs/2501.01005)** plans ahead: before a step, the CPU cuts
+#   long contexts of the batch into parts, so that one long sequence does not delay the short ones.
+#   Where many requests begin with the same prompt, its
 #   [cascade](https://docs.flashinfer.ai/api/cascade.html) attends to that part once for all of
 #   them, and merges by log-sum-exp.
 # - **SGLang** lists [its backends](https://docs.sglang.io/advanced_features/attention_backend.html)
@@ -1364,10 +1380,10 @@ verdicts(
 #   grouped heads.
 # - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)** has
 #   kernels for grouped heads in decoding (XQA), and a multi-block mode, which is the split.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/ggml/src/ggml-cuda)** runs
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/ggml/src/ggml-cuda)** can run
 #   several thread blocks over one context in its CUDA kernels, and combines their results
 #   afterwards.
-# - Keys and values of 8 bits halve what must be read; most of these engines offer them.
+# - Keys and values of 8 bits about halve what must be read; most of these engines offer them.
 #
 # ## Further reading
 #
@@ -1377,7 +1393,8 @@ verdicts(
 # - [Efficient Memory Management for Large Language Model Serving with
 #   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: why blocks, and attention
 #   that reads them in place.
-# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: the letters of rung two.
+# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: the letters of rungs one and
+#   two.
 # - [FlashInfer](https://arxiv.org/abs/2501.01005), Ye et al. 2025: block tables as sparse matrices,
 #   and the scheduler of parts.
 # - [Benchmarking and Dissecting the Nvidia Hopper GPU
@@ -1386,5 +1403,5 @@ verdicts(
 # - [A Proof for the Queuing Formula: L = λW](https://doi.org/10.1287/opre.9.3.383), Little 1961.
 # - [decode_attention.py](../minigen/kernels/triton/decode_attention.py): the engine's kernels.
 #
-# **Next:** [chapter 34](34_cpu_kernels.ipynb) runs the same race on your own processor, where the
-# programs are threads.
+# **Next:** [chapter 34](34_cpu_kernels.ipynb) runs the same race on your own processor, where
+# threads share the work.

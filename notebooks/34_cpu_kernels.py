@@ -135,7 +135,8 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # the result as a first value of $B$. Later sections compare it with other loops, and go on with the
 # fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. `read_along` feeds a text one token per step, as
 # decoding does, and times the runner alone, without scheduler and sampler. The time of a step is the 10th
-# percentile of the steps that ran: a tenth of them were faster. Other programs disturb the slower ones.)
+# percentile of the steps that ran: about a tenth of them were faster. Other programs disturb the
+# slower ones.)
 # `njit` compiles a function when it is first called. `prange` shares a loop among the processor's
 # **cores**, its parts that compute at the same time. `fastmath` permits sums in another order. That
 # changes float results a little, so a compiler needs permission: in float32, $(10^8 + 1) - 10^8$ is 0,
@@ -186,7 +187,7 @@ guess_share.compare(
 # - The **clock** gives the beat: a core at 3 GHz has 3 billion cycles per second, and it can start
 #   a few instructions in each.
 # - Memory is far away, a hundred cycles and more. Data therefore comes through **caches** (figure
-#   34.1), in whole **cache lines** of 64 bytes, on Apple's chips 128. A core that notices
+#   34.1), in whole **cache lines**, mostly of 64 bytes, on Apple's chips 128. A core that notices
 #   neighbouring lines being read fetches the next ones ahead (**prefetching**), so memory likes to
 #   be read in order.
 # - A **register** is where a core computes. A **SIMD register** holds several numbers, its
@@ -194,11 +195,12 @@ guess_share.compare(
 #   ([SIMD](../docs/glossary.md#simd): single instruction, multiple data).
 # - **FMA**, *fused multiply-add*, is a vector instruction that computes $a \times b + c$ in each
 #   lane, rounded once.
-# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes, `vpdpbusd`: in each lane it
-#   multiplies four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's
-#   instruction of this kind is `sdot`; below, each of them is a **byte instruction**. Newer processors
-#   have one for two pairs of bfloat16 numbers, too: minigen's bfloat16 form uses Intel's and AMD's, where
-#   there is no AMX (see below).
+# - **VNNI** is Intel's and AMD's name for a few vector instructions. This chapter uses the one on
+#   signed and unsigned bytes, `vpdpbusd`: in each lane it multiplies four bytes by four bytes and
+#   adds the four products to the lane's 32-bit sum. ARM's instruction of this kind is `sdot`;
+#   below, each of them is a **byte instruction**. Some newer processors have one for two pairs of
+#   bfloat16 numbers, too: minigen's bfloat16 form uses Intel's and AMD's, where there is no AMX
+#   (see below).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -209,11 +211,12 @@ guess_share.compare(
 # | most Intel servers since 2023 (AVX-512 and AMX) | 512 bits | 16 | yes | VNNI, and products of tiles |
 #
 # (The names in brackets are those of sets of instructions. AMX has registers with two dimensions,
-# **AMX tiles** of up to 16 rows of 64 bytes, and one instruction that multiplies two of them and
-# adds the result to a third.) The package's vector kernels, and ours below, are always written for
-# sixteen lanes. Where a register is shorter, the compiler takes two or four registers for them. The
-# results are the same; how many instructions they need differs. (With AMX, the package also has
-# kernels for tiles. Their sums of bfloat16 numbers have another order, so the last digits differ.)
+# **AMX tiles** of up to 16 rows of 64 bytes, and instructions that multiply two of them and add the
+# result to a third.) The package's vector kernels, and those that we build lane by lane below, are
+# always written for sixteen lanes. Where a register is shorter, the compiler takes two or four
+# registers for them. The results are the same; how many instructions they need differs. (With AMX,
+# the package also has kernels for tiles. Their sums of bfloat16 numbers have another order, so the
+# last digits differ.)
 
 
 # %%
@@ -299,14 +302,14 @@ for name, each in seconds.items():
     print(f"{name:>5}: {mark(speed / 1e9, 'GB/s')}, {mark(100 * speed / bandwidth, '%')} of B")
 
 # %% [markdown]
-# The simple loop reads every weight once, in the order in which it lies in memory. For one row of inputs
-# nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first cell was
-# disturbed, this loop's way of reading suits the memory better, or a large cache helps.) Why is torch
-# slower, if it is? Its float32 product is often that of MKL, Intel's library, which on AMD's processors
-# reads the weights slowly if there are only a few rows of inputs. ([minigen's
-# layers](../benchmarks/results/34_tried.md) take another library there, oneDNN.) Which way a library
-# takes for one row depends on its version and on the processor, so the two may be equally fast on your
-# machine.
+# The simple loop reads every weight once, in the order in which it lies in memory. For one row of
+# inputs nothing more can be asked. (More than 100 % of $B$ has three possible causes: the first
+# cell was disturbed, this loop's way of reading suits the memory better, or a large cache helps.)
+# Why is torch slower, if it is? Its float32 product is often that of MKL, Intel's library, which
+# read the weights slowly on the AMD processor that we tried (Zen 4), if there were only a few rows
+# of inputs. ([minigen's layers](../benchmarks/results/34_tried.md) take another library on AMD's
+# processors, oneDNN.) Which way a library takes for one row depends on its version and on the
+# processor, so the two may be equally fast on your machine.
 #
 # The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
 # lanes, weights 1 to 8 and inputs that are all 1:
@@ -497,13 +500,14 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 #
 # **Look at what the compiler made.** `inspect_asm` returns the machine code. A compiler prepares
 # several copies of an inner loop (for whole registers, for the rest of a row, for one number at a
-# time) and has the program choose among them when it runs. The next cell divides the instructions of
-# one pass of a copy by the weights that the pass converts to floats. It gives the copy with the fewest
-# instructions per weight and the one with the most. Our count is 117 / 576 = 0.20 per weight, and twice
-# that with registers of eight lanes. (LLVM, the compiler behind Numba, often takes eight even where
-# there are sixteen. The cell looks for the registers' names, and compares with the count for as many
-# lanes, from the table below.) Which copy ran, only its time can tell. So the cell also measures, with
-# so few rows that they stay in a cache: there these loops wait for instructions.
+# time) and has the program choose among them when it runs. The next cell divides the instructions
+# of one pass of a copy by the weights that the pass converts to floats. It gives the copy with the
+# fewest instructions per weight and the one with the most. Our count is 117 / 576 = 0.20 per
+# weight, and nearly twice that with registers of eight lanes. (LLVM, the compiler behind Numba,
+# often takes eight even where there are sixteen. The cell looks for the registers' names, and
+# compares with the count for as many lanes, from the table below.) Which copy ran, only its time
+# can tell. So the cell also measures, with so few rows that they stay in a cache: there these loops
+# wait for instructions.
 #
 # <details><summary>Why the copy with the fewest is not at our count</summary>
 #
@@ -538,14 +542,14 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # | 8 | 223 | 342 | 312 | 258 |
 # | 4 | 437 | 522 | 598 | 472 |
 #
-# With eight lanes, keeping them apart still needs fewer instructions than a part for each group. With
-# four it needs more, because there loads, conversions and FMAs are most of the work, and a sum across
-# four lanes is short. In the last column a group's registers are added up first, and only their sum is
-# multiplied by the scale: that needs fewer at every length (with sixteen lanes 3 · 36 + 18 scales to
-# spread + 18 FMAs + 8 = 152). (These are the instructions of x86, the family of Intel and AMD: one widens
-# bytes as it loads them, and an FMA may read its input from memory. NEON, ARM's instructions for four
-# lanes, does neither, so on ARM each count of the last line is about 200 higher. The order stays, and the
-# ratios are nearer to 1.)
+# With eight lanes, keeping them apart still needs fewer instructions than a part for each group.
+# With four it needs more, because there loads, conversions and FMAs are most of the work, and a sum
+# across four lanes is short. In the last column a group's registers are added up first, and only
+# their sum is multiplied by the scale: that needs fewer at every length (with sixteen lanes 3 · 36
+# + 18 scales to spread + 18 FMAs + 8 = 152). (These are the instructions of x86, the family of
+# Intel and AMD: one widens bytes as it loads them, and an FMA may read its input from memory. NEON,
+# ARM's instructions for four lanes, does neither, and its inputs need loads of their own, so on ARM
+# each count of the last line is some 200 higher. The order stays, and the ratios are nearer to 1.)
 
 
 # %%
@@ -781,7 +785,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # each lane four weights of one row (blue; 128 was added to each, as explained below) meet the same
 # four inputs (yellow), and the four products are added to the lane's sum (green). Lane 0 by hand:
 # $124 \cdot (-28) + 128 \cdot (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With
-# AVX512-VNNI the call is one instruction, `vpdpbusd` (with AVX-VNNI, the same for processors
+# AVX512-VNNI the call is one instruction, `vpdpbusd` (with AVX-VNNI, the same instruction
 # without AVX-512, two of 256 bits); elsewhere the package asks for others, such as ARM's `sdot`,
 # with the same whole numbers as result.
 #
@@ -849,11 +853,13 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # dots times the lanes' scales times the token's.)
 #
 # To learn what the *layout* brings, compare it with a kernel that differs in nothing else. So
-# `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix by
-# rows and the lanes apart until the row's end. A register of it has two groups, so its inputs, its
-# starting sums (`start`) and its scales differ from lane to lane. (`add_lane_dots` is the byte
-# instruction with other inputs in each lane, `two_scales` puts one scale into lanes 0 to 7 and the next
-# into 8 to 15, and `in_floats` converts.)
+# `product_by_rows` does the same sums of integers, with the same byte instruction, with the matrix
+# by rows and the lanes apart until the row's end. A register of it has two groups, so its inputs,
+# its starting sums (`start`) and its scales differ from lane to lane. (`add_lane_dots` is the byte
+# instruction with other inputs in each lane, `two_scales` puts one scale into lanes 0 to 7 and the
+# next into 8 to 15, and `in_floats` converts.) (On ARM processors with `sdot` and without `usdot`,
+# such as Apple's M1, the byte instruction is made of two. In panels the second one serves all
+# lanes, by rows it does not. So there the comparison shows more than the layout.)
 
 
 # %%
@@ -994,24 +1000,25 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #
 # <details><summary>Why loops that wait for memory differ, and why the gain in a cache is only a part</summary>
 #
-# - A core does not stop at a load. It looks some hundreds of instructions ahead, and starts the loads
-#   among them. So a loop with fewer instructions per byte can have more loads under way at once. This is
-#   one reason for a longer bar, and not the only one: how far ahead a core prefetches depends on the order of
-#   a loop's loads, too, which the counts do not say. So a loop with fewer instructions can have the shorter bar.
+# - A core does not stop at a load. It looks several hundred instructions ahead, and starts the
+#   loads among them. So a loop with fewer instructions per byte can have more loads under way at
+#   once. This is one reason for a longer bar, and not the only one: how far ahead a core prefetches
+#   depends on the order of a loop's loads, too, which the counts do not say. So a loop with fewer
+#   instructions can have the shorter bar.
 # - The loops over bytes read only 75 to 85 MB, and a large cache keeps a larger part of these than of the
 #   sum's 268 MB. So the sum of the first cell need not be the longest bar.
 # - Compare the bars with each other, and not with other cells' times, which were taken at other moments,
 #   one loop at a time.
-# - With AVX-512 panels need about 28 instructions per row (about 25 for each of 18 groups: 8 loads, 8
-#   byte instructions, the rest for start, scales and the loop; shared by 16 rows), and the loop by rows
-#   about 90 (about 10 for each of 9 registers). In a cache panels gain less than that, because calling
-#   the function from Python and starting its threads take a few µs of each, and because they may come
-#   near what the L2 cache (figure 34.1) delivers.
+# - With AVX-512 panels need about 27 instructions per row (about 24 for each of 18 groups: 8 loads,
+#   8 byte instructions, the rest for start, scales and the loop; shared by 16 rows), and the loop
+#   by rows about 90 (about 9 for each of 9 registers, the rest for the row's end). In a cache
+#   panels gain less than that, because calling the function from Python and starting its threads
+#   take a few µs of each, and because they may come near what the L2 cache (figure 34.1) delivers.
 # - Real programs report gains of this kind, though their kernels for prompts also multiply several tokens
 #   by each load, as the next section does. With 6-bit weights in panels (it says
-#   *interleaved rows*), llama.cpp on two ARM
-#   processors with `sdot` [reads prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15
-#   times as fast, and generates 0.93 to 1.29 times as fast.
+#   *repack*), llama.cpp on two ARM processors, by `sdot` alone,
+#   [reads prompts](https://github.com/ggml-org/llama.cpp/pull/19360) 2.6 to 3.15 times
+#   as fast, and generates 0.93 to 1.29 times as fast.
 #
 # </details>
 #
@@ -1019,9 +1026,10 @@ measured("  and by reading them faster", rates["panels"] / rates["torch, float32
 #
 # The tokens of a prompt come many at a time, and so do those of several requests. A register of
 # weights that was loaded once can serve each of them, which is what `tokens` is for. The next cell
-# takes up to eight tokens to a tile. Operations grow with the tokens. The bytes of the weights do not,
-# only those of the results, 4 for each token and row. So the [arithmetic
-# intensity](../docs/glossary.md#arithmetic-intensity) grows, until arithmetic is the limit.
+# takes up to eight tokens to a tile. Operations grow with the tokens. The bytes of the weights do
+# not, only those of the results, 4 for each token and row (and those of the inputs, too few to
+# matter). So the [arithmetic intensity](../docs/glossary.md#arithmetic-intensity) grows, until
+# arithmetic is the limit.
 #
 # By hand, for 64 tokens: $2 \cdot 64 \cdot 131{,}072 \cdot 576 = 9.66$ billion operations, 84.9 MB of
 # weights and scales, and $64 \cdot 131{,}072 \cdot 4$ bytes $= 33.6$ MB of results, so 82 operations per
@@ -1104,22 +1112,25 @@ print(lesson.table_of_roofs())
 # operations per byte. By hand, for the first row: its ridge is at $166 / 32.9 = 5.05$ operations
 # per byte, and $5.05 / 1.88 = 2.7$ tokens.
 #
-# - Memory is the same in all rows. (The differences are chance, since others use the server, too, and its last
-#   cache may keep a part of the sum. A computer with AVX2 has another memory, and so another slope.) Every ridge
-#   is right of one token, so by the roofline one token waits for memory in all four. (One token does not reach
-#   the flat part, so in the first row it may be near its limit in arithmetic, too.)
+# - Memory is the same in all rows. (The differences are probably chance, since others use the
+#   server, too, and its last cache may keep a part of the sum. A computer with AVX2 has another
+#   memory, and so another slope.) Every ridge is right of one token, so by the roofline one token
+#   waits for memory in all four. (The flat part is that of 256 tokens, which share loads and the
+#   sums of codes. One token pays for them alone and computes more slowly, so in the first row it
+#   may be near its limit in arithmetic, too.)
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
 #   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
 #   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
-# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
-#   and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead of 32. But
-#   a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to 256 exactly. It
-#   holds 256 times a code of int4, too, since only four of its bits are not 0; why 256, see *Zeros and
-#   minima* below.) With weights in bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all
-#   of 576. In int8 and int4 it leaves after each 32, to be multiplied by their scales with vector instructions, 18
-#   times in a row of 576. This, and to convert the codes, takes over a third of the time in int4 (632
-#   against 1,001, on equal rows), and in int8 about half (506, on other rows). (An AMX tile is a
-#   register, and not the tile of several tokens above.)
+# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in
+#   int4 and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead
+#   of 32. But a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to
+#   256 exactly. It holds 256 times a code of int4, too, since at most four of its bits are not 0;
+#   why 256, see *Zeros and minima* below.) With weights in bfloat16 a sum stays in its AMX tile for
+#   512 columns of 1,536, or all of 576. In int8 and int4 it leaves after each 32, to be multiplied
+#   by their scales with vector instructions, 18 times in a row of 576. This, and to convert the
+#   codes, takes over a third of the time in int4 (632 against 1,001, on equal rows), and in int8
+#   about half (506, on other rows). (An AMX tile is a register, and not the tile of several tokens
+#   above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
 #   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
 #   instructions of the row above. With these, the ridge is at $458 / 34.0 / 1.88 = 7.2$ tokens.
@@ -1155,28 +1166,29 @@ for name, share in kinds.items():
         guess_scale.compare(100 * agreement(found, exact), "%", measured=True)
 
 # %% [markdown]
-# One outlier sets the step of all numbers that share its scale. With one scale for
-# all inputs of a product, these are the numbers of forty tokens; with a scale per token, those of
-# this token; with a scale for each 32, its 31 neighbours. The token of the figure is the first one,
-# the sink of chapter 14, with the largest outlier of all. So nearly all of its own inputs become 0
-# in the first two ways, and a scale per token helps the other tokens. In panels the scales of
-# groups cost little, because they come once in eight words. (By the same next token, 80 tokens show
-# the order of the three. By perplexity they show that one scale is far worse than the other two, whose
+# One outlier sets the step of all numbers that share its scale. With one scale for all inputs of a
+# product, these are the numbers of forty tokens; with a scale per token, those of this token; with
+# a scale for each 32, its 31 neighbours. The token of the figure is the first one, the sink of
+# chapter 14, with the largest outlier of the forty. So nearly all of its own inputs become 0 in the
+# first two ways, and a scale per token helps the other tokens. In panels the scales of groups cost
+# little, because they come once in eight words. (By the same next token, 80 tokens show the order
+# of the three. By perplexity they show that one scale is far worse than the other two, whose
 # difference they are too few to tell. The section on quality takes more tokens, and an interval.)
 #
 # ## Zeros and minima
 #
-# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so that 254
-# steps reach from the smallest number to the largest. (With a scale alone, a group that lies on one side
-# of 0 wastes the half of its codes that has the other sign.) (So $t$ is the range / 254, and $z$ the
-# smallest number over $t$, rounded, plus 128: the smallest number gets the byte -128, and $z$ is at most 128.
-# The byte $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte has
-# 256 values, so 255 steps would fit. One is left free, because the rounding of floats can put an end one
-# step further off.) And 4-bit weights have a **minimum** $m$ (chapter 11). An input is $(b_i + z)\,t$,
-# and a weight $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$ is an integer, but from
-# -254 to 254 and so no byte any more, which the byte instructions need, and with $m$ a weight is no
-# longer an integer times $s$, so that $s$ could not wait outside the sum. Multiplied out over the 32
-# columns of a group:
+# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
+# that 254 steps reach from the smallest number to the largest. (With a scale alone, a group that
+# lies on one side of 0 wastes the half of its codes that has the other sign.) (So $t$ is the range
+# / 254, and $z$ the smallest number over $t$, rounded, plus 128: the smallest number gets the byte
+# -128, and $z$ is at most 128. The byte of an input $x_i$ is $b_i = \operatorname{round}(x_i / t) -
+# z$, so $-z$ stands for the number 0.) (The range always includes 0, so that a 0 stays a 0. A byte
+# has 256 values, so 255 steps would fit. One is left free, because the rounding of floats can put
+# an end one step further off.) And 4-bit weights have a **minimum** $m$ (chapter 11). An input is
+# $(b_i + z)\,t$, and a weight $c_i\,s + m$. Neither addition may happen inside the sum: $b_i + z$
+# is an integer, but from -254 to 254 and so no byte any more, which the byte instructions need, and
+# with $m$ a weight is no longer an integer times $s$, so that $s$ could not wait outside the sum.
+# Multiplied out over the 32 columns of a group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
 #
@@ -1198,9 +1210,10 @@ for name, share in kinds.items():
 # $t\,(\sum b_i + 32\,z)$, is computed once, with the inputs. And $\sum c_i$ takes eight byte instructions
 # for each group of a panel, which all tokens share.)
 #
-# On Intel's and AMD's processors the package leaves one of the four out. It stores $m$ as an **offset** $o$, a
-# whole number of 256ths of a step. (A step, from one code to the next, is $s$.) So $m \approx o\,s/256$, and
-# since $\sum b_i + 32\,z = \sum (b_i + z)$, the formula becomes
+# The package stores $m$ as an **offset** $o$, a whole number of 256ths of a step. On Intel's and
+# AMD's processors that saves one of the four multiplications. (A step, from one code to the next,
+# is $s$.) So $m \approx o\,s/256$, and since $\sum b_i + 32\,z = \sum (b_i + z)$, the formula
+# becomes
 #
 # $$t\,s \Big[ \sum_i b_i c_i + z \sum_i c_i + \frac{o}{256} \sum_i (b_i + z) \Big]$$
 #
@@ -1285,9 +1298,9 @@ print(f"the {plain.size} products of the compiled kernel are the same, but for r
 # `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and head.
 # Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
 # spread a large number over 32 numbers of its head, and keep all dot products;
-# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
-# model with weights or a KV cache in int8, or weights in int4, compiles its step once, which takes a
-# while. `minigen compile` does it ahead.)
+# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (By
+# default, the first model that is loaded in bfloat16, int8 or int4, or with a KV cache in int8,
+# compiles the step for this form, once, which takes a while. `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -1365,7 +1378,7 @@ def meet(pool):  # a barrier before the first phase: each thread counts as one t
     barrier(pool, pool.num_workers)
 
 
-@njit(nogil=True)  # it runs without Python's lock, so that all threads run at once
+@njit(nogil=True)  # Python lets one thread run at a time, unless compiled code needs no Python
 def empty_phases(pool, step, count, done):
     if join_step(pool, step):  # False for a thread that comes too late
         meet(pool)  # so that none passes phases alone before the others come
@@ -1379,7 +1392,7 @@ def empty_phases(pool, step, count, done):
 
 def of_a_phase(team, seconds=1.0):
     """The least seconds of an empty phase, of runs in which every thread did its part."""
-    done = np.zeros((team.num_threads, 32), np.int32)  # a cache line each, else writers wait
+    done = np.zeros((team.num_threads, 32), np.int32)  # a cache line each: writers of one would wait
     team.run(1000, empty_phases, 1000, done)
     until, shared = time.perf_counter() + seconds, []
     while time.perf_counter() < until:
@@ -1415,16 +1428,17 @@ measured("one small operator of torch, called from Python", 1e6 * operator, "µs
 measured(f"so the {num_phases} phases of a step cost at least", 1e3 * num_phases * phase, "ms")
 
 # %% [markdown]
-# **How many threads, and where?** More threads than cores only wait for each other. Fewer can be as
-# fast, since a few cores already use up the memory's bandwidth; try `--threads`. Two hardware
-# threads of one core share its arithmetic units and caches, so for these kernels count cores. The
-# operating system may move a thread to another core, which costs what its caches held. **Pinning**
-# a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program
-# to eight hardware threads (on some machines four cores), among which its threads may still move. A
-# server with two processors has two memories, each nearer to one of them (**NUMA**, *non-uniform memory
-# access*). Reading the far one is slower, and all threads that read weights from one memory share its
-# bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program and its memory at one processor; two
-# processes, one for each processor, use both. minigen does neither by itself.
+# **How many threads, and where?** More threads than hardware threads only wait for each other.
+# Fewer can be as fast, since a few cores may already use up the memory's bandwidth; try
+# `--threads`. Two hardware threads of one core share its arithmetic units and caches, so for these
+# kernels count cores. The operating system may move a thread to another core, which costs what its
+# caches held. **Pinning** a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve
+# ...` restricts a program to eight hardware threads (on some machines four cores), among which its
+# threads may still move. A server with two processors has two memories, each nearer to one of them
+# (**NUMA**, *non-uniform memory access*). Reading the far one is slower, and all threads that read
+# weights from one memory share its bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program
+# and its memory at one processor; two processes, one for each processor, use both. minigen does
+# neither by itself.
 #
 # ## The measurement again
 #
@@ -1470,7 +1484,7 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 # %%
 from minigen.kernels.cpu.compile import compile_step
 
-compile_step("bfloat16")  # else it would run layer by layer in torch, and not be on the line
+compile_step("bfloat16")  # where loading may not compile, torch would run layer by layer
 others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
 others["int4"] = in_int4
 some = {name: readers[name] for name in ("sum of the first cell", "our loop, float32", "panels")}
@@ -1547,15 +1561,17 @@ print(
 # the first has the fits of the six rounds as they were measured, the second all fits, also those
 # with one form slower or faster.
 #
-# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached is
-# clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of them. If
-# $B$ is that of the panels, 85 MB, a large cache may have kept more of them than of the 269 MB of
-# bfloat16. (Figure 34.2 tells whether one core's speed still falls between 64 and 256 MB.) So $R$ is
-# compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed in some fit, it is
-# clear against $B$ alone, and the reason may be the cache. A constant part is clear if $c$ is above zero
-# in all fits. Otherwise it may exist, but it is too small to be told from a form that is a little off the
-# line. If $c$ is below zero in all fits, one rate for all forms does not explain this machine's times,
-# however near the points are to the line, and nothing is clear. Three examples:
+# The last lines are this machine's verdict, by the second of the two. That bandwidth is not reached
+# is clear if $R$ is below its round's $B$ in all fits, and $c$ is zero or more in at least one of
+# them (a line with a $c$ below zero is no time of a step, so its $R$ proves nothing). If $B$ is
+# that of the panels, 85 MB, a large cache may have kept more of them than of the 269 MB of
+# bfloat16. (Figure 34.2 tells whether one core's speed still falls between 64 and 256 MB.) So $R$
+# is compared with the sum, too, whose 268 MB are as many: if it reaches the sum's speed in some
+# fit, it is clear against $B$ alone, and the reason may be the cache. A constant part is clear if
+# $c$ is above zero in all fits. Otherwise it may exist, but it is too small to be told from a form
+# that is a little off the line. If $c$ is below zero in all fits, one rate for all forms does not
+# explain this machine's times, however near the points are to the line, and nothing is clear. Three
+# examples:
 #
 # - "R 61 to 74 % of its round's B, c 0.4 to 1.1 ms": clearly bandwidth is not reached, and there is a
 #   constant part.
@@ -1610,15 +1626,15 @@ for form, reference in references.items():
 # %% [markdown]
 # A cost whose interval holds 0 is no cost that this text can show. One below 0 does
 # not mean that rounding improves a model: of several intervals, one can miss 0 by chance. A small
-# model and 288 tokens are a weak test: real ones read tens of thousands of tokens, and ask
+# model and 288 tokens are a weak test: real ones read tens of thousands of tokens or more, and ask
 # questions of several kinds besides.
 #
 # ## Your panels in the engine
 #
-# One line puts your `by_panels` into the running engine: it lays out all weights when the model is
+# One line puts your `by_panels` into the running engine: it lays out all matrices when the model is
 # loaded. As long as yours has not passed, the package's own runs, and the line below says so. (Then
 # the model goes on with an alphabet. It is sure of each letter, so the text is the same on every
-# processor, although the last bits of sums are not.)
+# processor, even where the last bits of sums are not.)
 
 # %%
 with using(34, by_panels=pack):
@@ -1754,18 +1770,20 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has hand-written
-#   kernels for each kind of block and each family of processors. For several formats it interleaves the
-#   blocks of several rows when a model is loaded, which are panels: eight rows [for
-#   AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for most ARM processors four of Q4_0 (Q4_1
-#   without a minimum), and [eight](https://github.com/ggml-org/llama.cpp/pull/19360) of the K-quants
-#   (GGUF's names of block formats). Formats and processors without such a kernel take one [by
-#   rows](https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-cpu/arch/x86/quants.c), which
-#   keeps the lanes apart until the row's end. Threads are restricted with `--cpu-mask`, pinned one by one
-#   with `--cpu-strict 1`, and `--numa` spreads or isolates them
+# - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has
+#   hand-written kernels for most kinds of block and several families of processors. For several
+#   formats it interleaves the blocks of several rows when a model is loaded, which are panels:
+#   eight rows [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332); for most ARM processors
+#   four of Q4_0 (Q4_1 without a minimum), and for several K-quants (GGUF's names of block formats)
+#   [eight](https://github.com/ggml-org/llama.cpp/pull/19360). Formats and processors without such a
+#   kernel take one [by
+#   rows](https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-cpu/arch/x86/quants.c),
+#   which keeps the lanes apart until the row's end. Threads are restricted with `--cpu-mask`,
+#   pinned one by one with `--cpu-strict 1`, and `--numa` spreads or isolates them
 #   ([manual](https://manpages.debian.org/unstable/llama.cpp-tools/llama-server.1.en.html)).
 # - **vLLM** on a CPU binds its threads to cores with `VLLM_CPU_OMP_THREADS_BIND`; `auto` takes the
-#   cores of one NUMA node for each process ([tuning
+#   cores of one NUMA node (a processor with its own memory, or a part of one) for each process
+#   ([tuning
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Intel's servers with AMX, see
 #   below](https://docs.sglang.io/platforms/cpu_server.html).

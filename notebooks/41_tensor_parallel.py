@@ -21,7 +21,7 @@
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/41_tensor_parallel.ipynb)
 #
 # So far one memory held the model, and one processor read it. When a model does not fit, or is read
-# too slowly, it is cut, and several devices work on the same token at the same time. The process that
+# too slowly, it is cut, and several devices share the work. The process that
 # runs on one of these devices is called a [**rank**](../docs/glossary.md#rank); ranks are numbered
 # from 0. This chapter cuts a model by hand, runs it as three processes of this machine, counts every
 # message between them, and asks what messages cost.
@@ -35,8 +35,8 @@
 # chapter 24 (the scheduler). The section on GPUs also needs chapters 31 and 33. **Time:** about 70
 # minutes to read and try, about 125 for the [exercises](../exercises/41_tensor_parallel.ipynb).
 #
-# **Where we are:** chapters 21 to 25 built an engine for many requests, chapters 31 to 34 made its
-# products fast. All of that ran on one device. Here the model leaves it.
+# **Where we are:** chapters 21 to 25 built an engine for many requests, chapters 31 to 34 gave it
+# fast kernels. All of that ran on one device. Here the model leaves it.
 #
 # <!-- card -->
 #
@@ -130,9 +130,9 @@ chapter_map("several devices", "collectives", "weights")
 # One token of the model in float32 on this machine, and what the same machine would need for one
 # token of a model with 70 billion weights.
 #
-# Predict: how long, if its weights are read at the rate of this float32 step? (Chapter 34 measured this
-# step: it is far slower than memory.) Replace `None`. And would it fit? (Numbers in ⟨ ⟩ are measured on
-# this machine, so yours will differ.)
+# Predict: how long, if its weights are read at the rate of this float32 step? (Chapter 34 measured
+# this step: its tokens per second, times 0.54 GB, are the rate.) Replace `None`. And would it fit?
+# (Numbers in ⟨ ⟩ are measured on this machine, so yours will differ.)
 
 # %%
 guess_70b = predict("Seconds per token of a 70B model in bfloat16 here?", None, within=3)
@@ -152,8 +152,9 @@ print(f"on an H100: {2e3 * big.multiplied / h100.bandwidth:.0f} ms, if the model
 print(f"{2 * big.parameters / 1e9:.0f} GB fitted into its {h100.memory / 1e9:.0f} GB")
 
 # %% [markdown]
-# (`multiplied` counts the weights that a step multiplies by: all but the norms, which are small, and the table
-# of an untied embedding, of which it reads one row. SmolLM2's table is also its output head, so it counts.)
+# (`multiplied` counts the weights of a step's matrix products: all but the norms, which are
+# small, and the table of an untied embedding, of which it reads one row per token. SmolLM2's
+# table is also its output head, so it counts.)
 #
 # Two devices hold twice as much. Whether they are also faster depends on the cut. Cut between layers,
 # each device waits for the one before: more memory, but a token takes as long as ever. That is
@@ -163,9 +164,9 @@ print(f"{2 * big.parameters / 1e9:.0f} GB fitted into its {h100.memory / 1e9:.0f
 #
 # ## The smallest version that works
 #
-# A linear layer multiplies by a matrix. Papers write $y = xW$, with $W$ of shape [inputs, outputs].
-# Checkpoints store the transposed matrix, [outputs, inputs], so code writes `y = x @ weight.T`. A
-# column of $W$ is a stored row. There are two ways to cut $W$ for two ranks.
+# A linear layer multiplies by a matrix. Many papers write $y = xW$, with $W$ of shape [inputs,
+# outputs]. Most checkpoints store the transposed matrix, [outputs, inputs], so code writes
+# `y = x @ weight.T`. A column of $W$ is a stored row. There are two ways to cut $W$ for two ranks.
 #
 # **By hand.** Take two inputs and two outputs:
 #
@@ -293,7 +294,7 @@ guess_silu.compare("yes" if torch.allclose(curve_of_sum, sum_of_curves, atol=1e-
 
 # %% [markdown]
 # The curve of a sum is not the sum of curves. Between a row split and its all-reduce there may be
-# nothing but what is linear: no SiLU, no norm, and no residual, which each rank would add once more.
+# nothing but what is linear: no SiLU, no norm, and no residual, which every rank would add.
 #
 # Attention needs no new idea. A head is some outputs of Q, K and V. It computes its scores and its
 # mixture without any other head, and `out` takes heads as inputs. So Q, K and V are cut by columns,
@@ -304,7 +305,7 @@ guess_silu.compare("yes" if torch.allclose(curve_of_sum, sum_of_curves, atol=1e-
 # ## The package's plan
 #
 # The plan is a table, applied from outside: the model's own code, of chapter 15, is not touched. A
-# rank builds a smaller model of its share, and wraps what must be summed.
+# rank builds a smaller model of its share, and wraps what needs a message.
 #
 # Predict: how many ranks, at most 9, can share this chapter's model? It has 9 query heads, 3 KV heads
 # and 1,536 units (the numbers between `up` and `down`) in the feed-forward layer.
@@ -331,13 +332,13 @@ guess_ranks = predict("How many ranks at most?", None)
 # ## Who holds what
 #
 # Choose a model and a number of ranks. (If the model cannot be cut so, a sentence says why, and the
-# picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by columns,
-# pale blue by rows. (The embedding is an exception: its stored rows are divided among the ranks as in a
-# column split, but they are its inputs, the tokens. So its results must be summed, as after a row
-# split.) The shape at the left is that of one rank's share as stored, [outputs, inputs]. An orange bar
-# is a message that all ranks wait for, with the shape of what each rank sends; "tokens" is the number
-# of tokens in the step, "rows" the number of those whose logits are needed. (An all-gather puts the
-# pieces of all ranks side by side.)
+# picture stays.) A column of the picture is a rank, and time runs downwards. Blue is cut by
+# columns, pale blue by rows. (The embedding is an exception: its stored rows are divided among the
+# ranks as in a column split, but they are its inputs, the tokens. So its results must be summed, as
+# after a row split.) The shape at the left is that of one rank's share as stored, [outputs, inputs]
+# (of the embedding: [tokens, numbers]). An orange bar is a message that all ranks wait for, with
+# the shape of what each rank sends; "tokens" is the number of tokens in the step, "rows" the number
+# of those whose logits are needed. (An all-gather puts the pieces of all ranks side by side.)
 
 
 # %%
@@ -377,19 +378,18 @@ for num_ranks in (8, 16):
 task(41, "fused_rows")
 
 # %% [markdown]
-# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are three
-# heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all outputs, but
-# only the inputs that its three heads give. (The file has mostly 4-bit weights, 96.6 MB; in float32 a
-# rank holds more than five times as much as is printed.) Heads and units must be divided evenly, so only
-# a few numbers of ranks are possible. (A rank needs the KV heads that its query heads read. So for KV
-# heads, the number of ranks must divide them or be a multiple of them.) The price in memory is small:
-# norms are on every rank. And where there are more ranks than KV heads, each KV head is on several ranks.
+# Read figure 41.2 from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
+# three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
+# outputs, but only the inputs that its three heads give. (The file has mostly 4-bit weights, 96.6
+# MB; in float32 a rank holds more than five times as much as is printed.) Query heads and units
+# must be divided evenly, so only a few numbers of ranks are possible. (All ranks must have equally many KV heads, each of which serves equally many of the rank's query heads. So the number of ranks must divide the KV heads or be a multiple of them.) The price in memory is small: norms are on every rank. And
+# where there are more ranks than KV heads, each KV head is on several ranks.
 #
 # ## Your turn: two matrices in one tensor
 #
 # The plan speaks of `gate_proj` and `up_proj` as two tensors. Some checkpoints store them as one, and
-# so do engines, which multiply by both at once. (Phi-3's files have a `gate_up_proj`, for example.)
-# A picture of such a tensor with 4 rows each, for two ranks:
+# so do many engines, which multiply by both at once. (Phi-3's files have a `gate_up_proj`, for
+# example.) A picture of such a tensor with 4 rows each, for two ranks:
 #
 # | stored row | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -486,9 +486,10 @@ picture(
 #
 # A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce ends
 # only after the slowest rank has come. The solid end of a bar is as long as the shortest message of its
-# kind in this step. All-reduces have one size, so moving their numbers takes no more than that, and the
-# pale part is waiting. (A kind with a single message, like the all-gather, shows no pale part, however
-# long it waited.) Where there are fewer cores than ranks, the ranks also take turns on the same cores.
+# kind in this step. All-reduces have one size: if moving their numbers takes equally long each
+# time, it takes no more than that, and the pale part is waiting. (A kind with a single message,
+# like the all-gather, shows no pale part, however long it waited.) Where there are fewer cores
+# than ranks, the ranks also take turns on the same cores.
 #
 # ## What a message costs
 #
@@ -540,8 +541,8 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the processor's
 # caches.) Near 1 and near 4, the line fits. Near 1, but above 4: the line fits 4 MB, and 1 MB lies below
 # it; then one ratio says little. In some runs the small sizes scatter more. This chapter uses the line
-# only for the messages of a decode step. They have 2.3 kB and cost their latency, whatever the bandwidth
-# is.
+# only for the messages of a decode step. They have 2.3 kB, and nearly all of their time is
+# latency.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -599,10 +600,10 @@ task(41, "choose_all_reduce")
 #
 # ## Your turn: a ring or a tree
 #
-# A ring has $2(n-1)$ turns, and each moves an $n$-th of the tensor. The alternative is a **tree**. In
-# the first turn, ranks 1, 3, 5 and 7 send all their numbers to ranks 0, 2, 4 and 6, which add them.
-# In the second turn, ranks 2 and 6 send to 0 and 4. In the third, rank 4 sends to rank 0, which now
-# has the sum of all eight. Three more turns send it back the same way. So a tree has
+# A ring has $2(n-1)$ turns, and each moves an $n$-th of the tensor. An alternative is a **tree**.
+# In the first turn, ranks 1, 3, 5 and 7 send all their numbers to ranks 0, 2, 4 and 6, which add
+# them. In the second turn, ranks 2 and 6 send to 0 and 4. In the third, rank 4 sends to rank 0,
+# which now has the sum of all eight. Three more turns send it back the same way. So a tree has
 # $2\lceil\log_2 n\rceil$ turns, from four ranks on fewer than a ring, but each turn moves all bytes:
 #
 # $$t_\text{ring} = 2(n-1)\left(\alpha + \frac{m}{n\,\beta}\right) \qquad\qquad
@@ -682,43 +683,44 @@ for name, link in LINKS.items():
 # there turns count more. A prompt's message takes the ring, because there bytes count.
 #
 # Where do $\alpha$ and $\beta$ come from? The bandwidths are those of data sheets: [an
-# H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
-# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; InfiniBand's 400 Gbit/s
-# are 400 / 8 = 50 GB/s, for each card that has a network card of its own; Ethernet's 25 Gbit/s are 25 /
-# 8 = 3.1 GB/s, for a whole machine.
+# H100 SXM](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both
+# directions together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction;
+# InfiniBand's 400 Gbit/s are 400 / 8 = 50 GB/s, for each card that has a network card of its own;
+# Ethernet's 25 Gbit/s are 25 / 8 = 3.1 GB/s, for a whole machine.
 #
 # The latencies are assumptions. Our $\alpha$ is of the right size for NVLink and InfiniBand, and too long
 # for PCIe. To see this, compare it with the latencies with which [NCCL
 # plans](https://github.com/NVIDIA/nccl/blob/v2.26.2-1/src/graph/tuning.cc). (Before it chooses, NCCL
 # estimates the time of each way from such constants.) It has three **protocols**: LL (low latency) sends
 # a mark with every few bytes, so that the receiver need not wait for a signal; LL128 does the same with
-# less room for marks; Simple sends large pieces with a signal after each. By its plan an all-reduce also
-# has a fixed cost, 6.6 µs or more, which our model does not have. The fourth column is a small message on
-# 8 cards, by a ring and LL:
+# less room for marks; Simple sends large pieces with a signal after each. By its plan a ring or a
+# tree also has a fixed cost, 6.6 µs or more, which our model does not have. The fourth column is
+# a small message on 8 cards, by a ring and LL:
 #
 # | link | a turn in NCCL's plan, µs (LL, LL128, Simple) | our $\alpha$, µs | NCCL: 6.6 + 14 turns, µs | ours, tree to ring, µs |
 # |---|---|---|---|---|
 # | NVLink | 0.6, 1.9, 3.4 | 2 | 6.6 + 14 · 0.6 = 15 | 12 to 28 |
 # | PCIe | 1.0, 2.5, 5.7 | 5 | 6.6 + 14 · 1.0 = 20.6 | 32 to 70 |
-# | InfiniBand | 5.0 and more (any network, one card per machine) | 5 | 6.6 + 14 · 5.0 = 77 or more (a tree: 6.8 + 6 · 5.0 = 37) | 32 to 71 |
-# | Ethernet | 5.0 and more (the same) | 30 | the same 77 or more | 212 to 429 |
+# | InfiniBand | 5.0, 8.5, 14 or more (any network; with one card per machine a ring gets the tree's latencies) | 5 | 6.6 + 14 · 5.0 = 77 or more (a tree: 6.8 + 6 · 5.0 = 37 or more) | 32 to 71 |
+# | Ethernet | the same | 30 | the same 77 or more | 212 to 429 |
 #
-# Our times for NVLink and InfiniBand lie around those of NCCL's plan. Our times for PCIe are too long for
-# cards that use LL. InfiniBand's cards write into the other machine's memory themselves (RDMA, *remote
-# direct memory access*); over Ethernet a message over TCP, the usual protocol of networks, passes the
-# operating systems of two machines. (Some Ethernet cards can do RDMA as well, named RoCE.) Nothing here
-# was measured on such links.
+# Our times for NVLink and InfiniBand are near those of NCCL's plan. Our times for PCIe are too
+# long for cards that use LL. InfiniBand's cards write into the other machine's memory themselves
+# (RDMA, *remote direct memory access*); over Ethernet a message over TCP, the usual protocol of
+# networks, passes the operating systems of two machines. (Some Ethernet cards can do RDMA as
+# well, named RoCE.) Nothing here was measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both ways
-# everywhere. In NCCL's plan, ranks inside one machine form a chain (each adds its numbers and passes the
-# sum on, then the total comes back), with as many turns as a ring; only between machines there is a tree.
-# Engines have kernels of their own for small messages inside a machine (at the end of this chapter). So
-# over NVLink, read the ring as the careful estimate, and the tree as what good kernels can reach.
+# everywhere. In NCCL's plan, a tree's ranks inside one machine form a chain (each adds its
+# numbers and passes the sum on, then the total comes back), with as many turns as a ring; only
+# between machines there is a tree. Engines have kernels of their own for small messages inside a
+# machine (at the end of this chapter). So over NVLink, read the ring as the careful estimate, and
+# the tree as what good kernels can reach.
 #
 # ## What is left of the gain
 #
 # Now put it together: this is the chapter's **cost model**. On $n$ devices each reads an $n$-th of the
-# weights: that time falls. The time of the $2L + 1$ all-reduces does not:
+# weights and of the KV cache: that time falls. The time of the $2L + 1$ all-reduces does not:
 #
 # $$S(n) = \frac{t_1}{\dfrac{t_1}{n} + (2L + 1)\; t(n, m)}, \qquad m = b \cdot H \cdot 2 \text{ bytes}$$
 #
@@ -730,7 +732,7 @@ for name, link in LINKS.items():
 # | $L$, $H$ | layers, numbers in a token's vector | `shape.layers`, `shape.hidden` |
 # | $b$ | tokens in the step; 2 bytes is bfloat16 | `batch` |
 #
-# (The all-gather of the logits is left out: it is one message per step.)
+# (The all-gather of the logits and the two broadcasts are left out: three messages per step.)
 #
 # Predict: 8 cards with NVLink, Llama-3-70B ($L$ = 80), one sequence: how many times as fast as one
 # card (if it fitted)? The time of one message is above, and $t_1$ is about 42 ms.
@@ -787,26 +789,28 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # latencies. With NCCL's own constants, 15 and 20.6 µs, it would be 5.5 against 4.9 times.) The columns
 # *all ring* and *all tree* say more: over Ethernet, the way of adding up even decides whether 8 ranks are
 # faster or slower than one. For a long prompt every message carries 34 MB: there Ethernet is far slower
-# than one card, and PCIe and InfiniBand gain little. So tensor parallelism lives inside a node, where
-# NVLink is.
+# than one card, and PCIe and InfiniBand gain little. So tensor parallelism usually stays inside a
+# node, where NVLink is.
 #
 # ## The same ranks on GPUs
 #
-# Everything that ran so far ran on CPUs. With `device="cuda"` each rank has a GPU, and computes its share
-# with the kernels of chapters 31 to 33. The plan is the same table, and a step has the same sums. Nothing
-# in this section was run on several GPUs: none were at hand. What did run is the same code of a rank in
-# Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three ranks on the first four
-# layers of this chapter's model, and the package's tests (`tests/test_41_gpu.py`) with two and three
-# ranks. What you read about NCCL and links comes from NVIDIA's documents, NCCL's source, and one report
-# of users. Three things differ from the ranks on CPUs; a fourth, CUDA graphs, follows the next cell.
+# Everything that ran so far ran on CPUs. With `device="cuda"` each rank has a GPU, and computes its
+# share with the kernels of chapters 31 to 33. The plan is the same table, and a step has the same
+# sums. Nothing in this section was run on several GPUs: none were at hand. What did run is the same
+# code of a rank in Triton's interpreter (chapter 31), on a CPU. The next cell runs it with three
+# ranks on the first four layers of this chapter's model, and the package's tests
+# (`tests/test_41_gpu.py`) with two and three ranks. What you read about NCCL and links comes from
+# NVIDIA's documents, NCCL's source, and one report of users. Three things differ from the ranks on
+# CPUs; a fourth, CUDA graphs, follows the next cell.
 #
 # **What carries the sums.** [**NCCL**](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html)
 # is NVIDIA's library of collectives. When the ranks connect, they tell each other where their GPUs are, and
 # NCCL looks for the fastest path between any two: NVLink, PCIe, or the network. For each size of message it
-# chooses a ring, a tree or the adders of NVIDIA's switch (NVLS; at the end of this chapter), and one of the
-# three protocols. An all-reduce is a [kernel](../docs/glossary.md#kernel): inside a machine its programs read
-# what the neighbour has written, add, and write on to the next GPU, and no CPU copies a byte. (Over a network
-# CPUs start the transfers, and over TCP they copy, too.)
+# chooses a way (for example a ring, a tree or the adders of NVIDIA's switch, NVLS: at the end of
+# this chapter), and one of the three protocols. An all-reduce is a
+# [kernel](../docs/glossary.md#kernel): inside a machine its programs read what the neighbour has
+# written, add, and write on to the next GPU, and no CPU copies a byte. (Over a network CPUs start
+# the transfers, and over TCP they copy, too.)
 #
 # **When the sums are computed.** The CPU does not run kernels. It puts them into a queue of the GPU, a
 # [**stream**](../docs/glossary.md#stream), and the GPU runs a stream's kernels one after another. An
@@ -817,7 +821,7 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # with looking whether the numbers have come, and the kernels behind it wait.
 #
 # **Where the residual is added.** Above you read that no residual may come between a row split and its
-# all-reduce, because each rank would add it once more. For a single token minigen adds it there all the
+# all-reduce, because every rank would add it. For a single token minigen adds it there all the
 # same, inside the kernel of the product, where it costs next to nothing. But only rank 0 does so, and the
 # sum contains it once. (With several tokens each rank adds it after the sum, in the kernel of the next norm.)
 #
@@ -828,7 +832,8 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 # Now the launches (chapter 31: the start of a kernel costs the CPU some microseconds, whatever the kernel
 # does). For one token a layer of minigen has 7 kernels: four products (Q, K and V are one, gate and up
 # another; their norm, their SwiGLU and their residual are inside them), the rotation, which also stores
-# the key and the value, and attention in two kernels (splits and their merging, chapter 33). On several
+# the key and the value, and attention in two kernels (splits and their merging, chapter 33; a
+# context below 256 tokens may need only one). On several
 # ranks it has two all-reduces more.
 #
 # Predict: Llama-3-70B has 80 layers. Suppose that each launch takes 10 µs. For how many milliseconds does the
@@ -851,7 +856,7 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 # %% [markdown]
 # Each of the three ranks was a thread here. It loaded its share as on a GPU, and ran it in the same kernels,
 # which the interpreter executed on this processor. (A prompt's products are torch's, on a GPU as well.) All
-# three end with the logits of the model in plain torch, to within 0.001: only the order of the sums differs.
+# three end with the logits of the model in plain torch, to within 0.001.
 # The count is that of the formula: $2 \cdot 4 + 1 = 9$ all-reduces, and one all-gather. (There are no
 # broadcasts, because the cell gave the step to every thread. And it is a prompt's step. The tests run decode
 # steps as well, in processes, with the broadcasts.)
@@ -874,10 +879,10 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 #
 # | | on CPUs (gloo) | on GPUs, without a graph | on GPUs, a replayed graph |
 # |---|---|---|---|
-# | steps | all | steps with a prompt; every step if no graph can be recorded | decode steps |
+# | steps | all | steps with a prompt, or with more than 256 sequences; every step if no graph can be recorded | decode steps |
 # | broadcasts (gloo) | 2 | 2, and 1 for each 0.2 s of waiting | the same |
 # | all-reduces | $2L + 1$ | $2L + 1$ | none |
-# | all-gathers | 1 | 1 | none |
+# | all-gathers (none if no logits are needed) | 1 | 1 | none |
 # | how long an event of a sum lasts | sending and waiting | queueing, some microseconds | |
 #
 # On GPUs the time of the sums is seen in a profile of the GPU (`torch.profiler`, or NVIDIA's Nsight Systems),
@@ -885,10 +890,10 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 # and the last one a short one. The difference is waiting, as in the pale bars of figure 41.3. So compare the
 # *shortest* of the ranks' kernels with the link, and the *longest* with the step.
 #
-# The next cell compares your prediction with the GPU's time, and then runs this chapter's model with a GPU
+# The next cell sets the CPU's time beside the GPU's, and then runs this chapter's model with a GPU
 # for each of its three ranks. With graphs, the trace of 16 steps should hold 32 broadcasts (more if the first
-# step waits for a rank that still compiles) and only 61 all-reduces, those of the prompt's step. Without
-# three GPUs the cell says so in a sentence.
+# step waits for a rank that still compiles) and only 61 all-reduces and one all-gather, those of
+# the prompt's step. Without three GPUs the cell says so in a sentence.
 
 # %%
 print("H100s, NVLink   launches   ms on the CPU   ms on the GPU")
@@ -922,14 +927,15 @@ else:
 # 7.6 ms: about as long, too.)
 #
 # **NVLink against PCIe.** A data sheet adds both directions. [An
-# H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink and 128 GB/s of PCIe 5, so 450
-# and 64 in one direction (63, because 128 of every 130 bits sent are data): NVLink has 7.1 times the
-# bandwidth. [An L40S](https://www.nvidia.com/en-us/data-center/l40s/) has no NVLink, and 32 GB/s of PCIe 4 in
-# one direction. What arrives is less: between two H100s a test that copies from one card to the other
-# [reached 376 to 380 GB/s](https://github.com/NVIDIA/nccl/issues/1264), 84 % of the 450. How much does the
-# factor of 7 count? In decode hardly: a message of 16 kB takes 0.04 µs at 450 GB/s and 0.26 µs at 63, and
-# both are small beside the latency of a turn. For a prompt of 2,048 tokens it counts: 158 µs by NVLink and
-# 1,002 µs by PCIe, in the table of rings and trees above.
+# H100 SXM](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink and 128 GB/s of
+# PCIe 5, so 450 and 64 in one direction (63, because 128 of every 130 bits sent are data): NVLink
+# has 7.1 times the bandwidth. [An L40S](https://www.nvidia.com/en-us/data-center/l40s/) has no
+# NVLink, and 32 GB/s of PCIe 4 in one direction. What arrives is less: between two H100s a test
+# that copies from one card to the other [reached 376 to 380
+# GB/s](https://github.com/NVIDIA/nccl/issues/1264), 84 % of the 450. How much does the factor of
+# 7 count? In decode hardly: a message of 16 kB takes 0.04 µs at 450 GB/s and 0.26 µs at 63, and
+# both are small beside the latency of a turn. For a prompt of 2,048 tokens it counts: 158 µs by
+# NVLink and 1,002 µs by PCIe, in the table of rings and trees above.
 #
 # What connects two cards of one machine? The command `nvidia-smi topo -m` names it for each pair:
 #
@@ -951,7 +957,7 @@ else:
 #
 # ## Other ways to cut
 #
-# Between nodes, engines use other cuts. There are five in all:
+# Between nodes, engines often use other cuts. Five are common:
 #
 # - **Tensor parallelism** cuts every matrix. All ranks work on the same tokens.
 # - **Pipeline parallelism** gives each rank some of the layers, a **stage**. A token visits all
@@ -966,9 +972,9 @@ else:
 #   experts, and tokens travel to them by an **all-to-all**: every rank sends a different piece to
 #   every other rank.
 #
-# A pipeline with one batch keeps one stage busy, while the others are idle. The idle time is called a
-# **bubble**. To shrink it, the batch is cut into **micro-batches** that follow one another: while
-# stage 1 works on micro-batch 0, stage 0 already works on micro-batch 1.
+# A pipeline with one batch keeps one stage busy at a time, while the others are idle. The idle
+# time is called a **bubble**. To shrink it, the batch is cut into **micro-batches** that follow
+# one another: while stage 1 works on micro-batch 0, stage 0 already works on micro-batch 1.
 #
 # Predict: 4 stages and 4 micro-batches, and each stage takes equally long for each. From the first
 # stage's start to the last one's end, for how many per cent of the time is a stage idle, on average?
@@ -1015,8 +1021,8 @@ guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a s
 # \approx 43\,\%$$
 #
 # Here $p$ is `num_stages` and $m$ is `num_batches` (not the bytes from above; both letters are
-# customary, as in [GPipe](https://arxiv.org/abs/1811.06965), which writes $K$ for the stages and $M$
-# for the micro-batches).
+# customary; [GPipe](https://arxiv.org/abs/1811.06965) writes $K$ for the stages and $M$ for the
+# micro-batches).
 
 
 # %%
@@ -1072,7 +1078,7 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 
 # %% [markdown]
 # In the picture, micro-batch 0 walks down the diagonal, and the grey corners are the bubble. With one
-# micro-batch three of four stages idle; with 16 the bubble is small. (All stages take equally long
+# micro-batch three of four stages idle; with 16 the bubble is 16 %. (All stages take equally long
 # here, and transfers are free. Real stages differ, and the slowest one sets the pace.)
 #
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
@@ -1083,10 +1089,10 @@ print(f"{1e3 * of_chunk.flops / h100.flops:.1f} ms to compute")
 # take 42.3 ms, so a stage, with an eighth of the layers, takes 42.3 / 8 = 5.3 ms for a micro-batch. A
 # micro-batch passes 8 stages for its next token: 42.3 ms, and 8 transfers. In the same time each stage
 # works on each of the 8 micro-batches once, which is again 42.3 ms. So this is the time of a step of
-# all 64, and only the transfers leave a stage idle. The step takes hardly less than on one card,
-# because every stage reads its weights 8 times, once per micro-batch. (It gains a little because the
-# stages read the keys and values at the same time, each its eighth.) The pipeline gains memory, and so
-# room for more sequences.
+# all 64, and only the transfers leave a stage idle. The step takes only about a tenth less than
+# on one card, because every stage reads its weights 8 times, once per micro-batch. (It gains a
+# little because the stages read the keys and values at the same time, each its eighth.) The
+# pipeline gains memory, and so room for more sequences.
 #
 # **A prompt, by hand.** It is cut into 8 chunks of 256 tokens. On one card a chunk takes 35.5 ms to
 # compute, but 41.5 ms to read, nearly all of it weights: 256 tokens are fewer than the 295 or so at
@@ -1174,26 +1180,26 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 # this chapter was written, a step of three processes takes several times as long as a step of one.
 # The time of the three processes has four parts:
 #
-# 1. **Computing** (blue) is all that rank 0 did outside its messages. It would be about a third of the
-#    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
-#    the ranks share both. (The step's time, and the time inside messages, are each the second
-#    smallest of twelve steps, which other programs disturbed least.)
+# 1. **Computing** (blue) is all that rank 0 did outside its messages. It would be nearer to a
+#    third of the upper bar if each rank had as many cores and as much memory bandwidth as the one
+#    process. Here the ranks share both. (The step's time, and the time inside messages, are each
+#    the second smallest of twelve steps, which other programs disturbed little.)
 # 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
 #    which was measured with ranks that did nothing else. With fewer cores than ranks, this line already
 #    contains some waiting for a core, so moving the numbers takes less than the orange part.
 # 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
-#    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If
+#    core just now keeps the others waiting, and this can happen again at each of the 61 sums. (If
 #    this is negative on your machine, the messages were faster here than by the line.)
 # 4. **Other messages** (green) are the two broadcasts and the all-gather of Figure 41.3, with their own
 #    waiting.
 #
-# On three machines with a fast link, computing would be about a third, and waiting little.
+# On three machines with a fast link, computing would be nearer to a third, and waiting little.
 # What a split costs can be seen here; what it gains cannot, because the gain needs a device for each
 # rank. The nearest to that on one machine is a core for each rank. So the last three lines compare
 # one rank that may use one core with two ranks that may use one core each. They run a feed-forward
-# layer's two matrices, too large for most processors' caches, cut as above. The gain is at most 2, and
-# less where one core already gets most of what memory gives, or where another program uses the second
-# core. Two devices have two memories, so there the first limit falls away.
+# layer's two matrices, too large for most processors' caches, cut as above. The gain is about 2
+# at most, and less where one core already gets most of what memory gives, or where another
+# program uses the second core. Two devices have two memories, so there the first limit falls away.
 #
 # On several machines `torchrun`, which comes with PyTorch, starts the ranks, and they find each other
 # over the network (`--rdzv-...`, from *rendezvous*, says how and where; `c10d` is PyTorch's own way). On
@@ -1405,18 +1411,21 @@ for step, (on_0, on_1) in enumerate(served.batches):
 # %% [markdown]
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
 # computes in that step (pale: several; the last row is the batch, filled up to a multiple of 8, as
-# engines do). The orange frames are where the two ranks differ. Both ranks preempted the same requests
-# until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need 8 in step 10, and
-# that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only, because rank 1 has one block
-# more: a block holds 4 tokens here, so the 13 tokens of request 1 need 4 blocks and the 9 of request 2
-# need 3, and rank 0 has only 6. (Requests return in order, so request 3, for which 2 blocks would be
-# enough, waits behind request 2.) (An empty place is a request that is done, as request 0 after its 12
-# tokens, or preempted. One that returns computes all again: request 1 its prompt of 3 and its 10 tokens.)
-# Now their messages have different sizes: 13 tokens fill up to 16, and 22 to 24. In this simulation both
-# wait for ever; a real library may also stop with an error.
+# some engines do). The orange frames are where the two ranks differ. Both ranks preempted the
+# same requests until then: four of them need 8 blocks in step 2, three need 9 in step 6, two need
+# 8 in step 10, and that is too many for 6 blocks and for 7. Request 2 returns on rank 1 only,
+# because rank 1 has one block more: a block holds 4 tokens here, so the 13 tokens of request 1
+# need 4 blocks and the 9 of request 2 need 3, and rank 0 has only 6. (Requests return in order,
+# so request 3, for which 2 blocks would be enough, waits behind request 2.) (An empty place is a
+# request that is done, as request 0 after its 12 tokens, or preempted. One that returns computes
+# all again: request 1 its prompt of 3 and its 10 tokens.) Now their messages have different
+# sizes: 13 tokens fill up to 16, and 22 to 24. In this simulation both wait for ever; a real
+# library may also stop with an error.
 #
-# The five others are worse off: there the filled-up sizes happen to be the same, and sums are made of numbers that
-# belong to different requests.
+# The five others are worse off: there the filled-up sizes happen to be the same, and sums are made
+# of numbers that belong to different requests. (The model here is a toy: each rank makes one number
+# for each request of its batch, in the batch's order. The all-reduce adds them place by place, and
+# each sum gives a next token.)
 #
 # By hand, step 14: rank 0 computes a token of request 3 and one of request 4, rank 1 only one of request
 # 4, and both fill up to 8. So rank 0's first number belongs to request 3 and rank 1's to request 4, and
@@ -1489,11 +1498,11 @@ verdicts(
 # - For an all-reduce, a ring and a tree move the same bytes in all. The ring spreads them evenly and
 #   keeps every link busy, so its bytes take less time; the tree takes fewer turns (from four ranks on).
 #   Decode messages are small and pay latency; prompts pay bytes.
-# - On GPUs NCCL's all-reduces are kernels in a queue of the GPU, so no CPU waits for them, and a CUDA graph
-#   can hold them. A cut model launches as many kernels of its own as before, each for less work, and the
-#   all-reduces besides.
+# - On GPUs NCCL's all-reduces are kernels in a queue of the GPU, so a CPU need not wait for each
+#   of them, and a CUDA graph can hold them. A cut model launches as many kernels of its own as
+#   before, each for less work, and the all-reduces besides.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
-#   more ranks. So it wants the fastest links, and stays inside a node.
+#   more ranks. So it wants the fastest links, and usually stays inside a node.
 # - A pipeline sends little, and makes no decode step of a single sequence faster. When a batch passes
 #   once, as a prompt does, its stages idle in a bubble of $(p-1)/(m+p-1)$ of the time, if all take
 #   equally long. In decode, with as many micro-batches as stages, only transfers let them idle.
@@ -1531,8 +1540,9 @@ verdicts(
 #   decode's small messages,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
 #   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)** have
-#   kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two turns instead
-#   of many. TensorRT-LLM can also add the residual and compute the norm in the same kernel.
+#   kernels of their own, in which each GPU reads or writes the others' memory over NVLink: one or
+#   two turns instead of many. TensorRT-LLM and vLLM can also add the residual and compute the
+#   norm in the same kernel.
 # - Switches can add: with NVLink SHARP, arithmetic in NVIDIA's NVLink switches, an all-reduce is one
 #   trip to the switch and back. Where the NVSwitch is of the third generation or later (H100 and on),
 #   NCCL may choose this by itself, under the name NVLS. Its plan has one latency for it, 25 µs, and
@@ -1541,9 +1551,9 @@ verdicts(
 #   reduce-scatter and an all-gather: the reduce-scatter follows a row split, the all-gather comes before
 #   the next column split, and between them each rank computes the norm of an $n$-th of the tokens.
 # - Where all query heads share one compressed key (DeepSeek's multi-head latent attention), every rank would
-#   hold all of the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
-#   [SGLang](https://docs.sglang.io/docs/advanced_features/dcp.md) and vLLM can also cut such a cache
-#   by tokens: context parallelism in decode.
+#   hold all of the cache. SGLang and vLLM can give each rank requests of its own in attention,
+#   and split the rest. [SGLang](https://docs.sglang.io/docs/advanced_features/dcp.md) and vLLM
+#   can also cut such a cache by tokens: context parallelism in decode.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** cuts between
 #   layers by default. At the time of writing, its `--split-mode tensor` cuts matrices and counts as
 #   experimental; the older `row` is deprecated. **[Ollama](https://github.com/ollama/ollama)**, which

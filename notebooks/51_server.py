@@ -20,9 +20,9 @@
 #
 # The engine is whole: many requests share it, step by step. This chapter puts it on a network, so
 # that programs which were written for OpenAI's service can use it instead. The API itself is a few
-# lines. The hard part is to keep two things apart: an event loop that must never block, and an engine
-# that always computes. The server must also notice when a client has gone, and refuse what is too
-# much.
+# lines. The hard part is to keep two things apart: an event loop that must not block, and an
+# engine that computes as long as it has work. The server must also notice when a client has gone,
+# and refuse what is too much.
 #
 # **Afterwards you can** stream an answer over HTTP and say what every byte of it is for, say where a
 # request waits on its way, end an answer's work when its client goes, refuse requests with a time to
@@ -33,7 +33,7 @@
 # [exercises](../exercises/51_server.ipynb).
 #
 # **Where we are:** chapters 21 to 25 built an engine that a Python program calls. Chapters 31 to 42
-# made its steps fast. From here on its users are programs on other machines.
+# made it faster or spread it over devices. From here on its users can be on other machines.
 #
 # <!-- card -->
 #
@@ -113,8 +113,9 @@ chapter_map("HTTP server", "detokenizer")
 # %% [markdown]
 # ## A number that hurts
 #
-# An answer has 80 tokens. A server can send it when it is whole, or send each word as soon as the
-# engine has sampled it ([streaming](../docs/glossary.md#streaming)).
+# An answer has 80 tokens. A server can send it when it is whole, or send each word (to be exact,
+# each token's text) as soon as the engine has sampled it
+# ([streaming](../docs/glossary.md#streaming)).
 #
 # Predict: how many times as long do you wait for the first word if the server sends the whole
 # answer? Replace `None` by your number. (Numbers in ⟨ ⟩ are measured, so yours will differ.)
@@ -123,7 +124,7 @@ chapter_map("HTTP server", "detokenizer")
 guess_ratio = predict("The whole answer takes how many times the first word?", None, within=2)
 
 # %%
-llm.generate(question, SamplingParams(max_tokens=1))  # its blocks are in the prefix cache now
+llm.generate(question, SamplingParams(max_tokens=1))  # its full blocks are in the prefix cache now
 started = time.perf_counter()
 stream = llm.stream(question, greedy)
 first_word = next(stream)
@@ -135,8 +136,9 @@ measured("the whole answer, after", whole_after, "s")
 guess_ratio.compare(whole_after / first_after, "times", measured=True)
 
 # %% [markdown]
-# The work is the same. Only the waiting differs: a person reads while the engine writes the rest. (This
-# prompt was in the prefix cache. With a new one the first word comes later, and the ratio is smaller.)
+# The engine's work is the same. Only the waiting differs: a person reads while the engine writes
+# the rest. (Most of this prompt was in the prefix cache. With a new one the first word comes
+# later, and the ratio is smaller.)
 # The time to the first word has a name, [time to first token
 # (TTFT)](../docs/glossary.md#time-to-first-token-ttft).
 #
@@ -148,32 +150,34 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # |---|---|
 # | **process** | a running program with memory of its own |
 # | **thread** | a sequence of instructions that runs inside a process; all threads of a process share its memory, and the operating system switches between them at any moment |
-# | **socket** | one end of a connection between two programs, perhaps on two machines: the bytes that one end writes, the other end reads in the same order |
-# | **HTTP** | the rules of the web: the client writes a *request* (a method such as POST, a path, header lines, perhaps a body), and the server writes a *response* (a status number, header lines, a body) |
-# | **JSON** | dictionaries, lists, strings and numbers written as text, as in `{"max_tokens": 5}` |
-# | **coroutine** | a function (`async def`) that pauses where it says `await`, and goes on later |
+# | **socket** | here, one end of a connection between two programs, perhaps on two machines: the bytes that one end writes, the other end reads in the same order |
+# | **HTTP** | the rules of the web: the client writes a *request* (a method such as POST, a path, header lines, perhaps a body), and the server writes a *response* (a status number, header lines, perhaps a body) |
+# | **JSON** | dictionaries, lists, strings, numbers, `true`, `false` and `null` written as text, as in `{"max_tokens": 5}` |
+# | **coroutine** | a function (`async def`) that can pause where it says `await`, and goes on later |
 # | **event loop** | a loop in one thread that runs many coroutines in turn: when one pauses, it continues another one that has what it waited for |
-# | **SSE** | server-sent events: an HTTP body that stays open, in which each piece of news is a line `data: ...` and an empty line |
+# | **SSE** | server-sent events: an HTTP body that stays open, in which each piece of news is a line `data: ...` (or several) and an empty line |
 #
 # Two details matter below. The operating system may take a thread's turn away at any instruction,
-# but a coroutine gives its turn away only at an `await`. And in the usual build of Python one
-# thread at a time runs Python code, because it must hold the **global interpreter lock (GIL)**;
+# but a coroutine gives its turn away only at an `await` (`async for` and `async with` await, too).
+# And in the usual build of Python one thread of a process at a time runs Python code, because it
+# must hold the **global interpreter lock (GIL)**;
 # compiled code, such as a matrix product, can release the lock while it works.
 #
 # ## The smallest version that works
 #
 # A web framework reads the request and calls your function.
-# [FastAPI](https://fastapi.tiangolo.com/) is one. It stands on **Starlette**, which makes requests
-# and responses of HTTP; a third library, **uvicorn**, reads the sockets and calls the app. Below
+# [FastAPI](https://fastapi.tiangolo.com/) is one. It stands on **Starlette**, which has the
+# objects for requests and responses; a third library, **uvicorn**, reads HTTP from the sockets and
+# calls the app. Below
 # are two functions: one calls the engine, and one only says that the server lives. (A function that
-# answers one path is an **endpoint**.) Most servers have such a `/health`, because their monitoring
+# answers one path is an **endpoint**.) Many servers have such a `/health`, and monitoring
 # looks at it every few seconds.
 #
 # `LocalServer` runs such an app on a port of this machine (a number that says which program a
 # connection is for), in a thread of the notebook. How long does a look at `/health` take while the
 # server is idle, and how long while it writes an answer? One client makes all looks, over one
-# connection that is open already, so that the times are the server's. (Making a new client for each
-# look would cost more time than the look.)
+# connection that is open already, so that no time is spent on connecting. (Making a new client for
+# each look would cost more time than the look.)
 
 # %%
 naive = FastAPI()
@@ -215,14 +219,14 @@ measured("ratio", busy / idle)
 # %% [markdown]
 # It works, for one client. All `async` functions of such a server run in one event loop. `generate`
 # has no `await`: it computes until the answer is whole. Until then the loop runs nothing else. A
-# second question is not even read before the first one has its answer.
+# second question is not even read before the first answer is whole.
 #
 # ## Why not a plain `def`?
 #
-# Every Python developer asks this next. FastAPI runs an endpoint that is a plain `def` in a thread
+# Many Python developers ask this next. FastAPI runs an endpoint that is a plain `def` in a thread
 # of a pool (threads that are kept ready for such calls; [its
 # documentation](https://fastapi.tiangolo.com/async/#path-operation-functions) says why), so the
-# loop stays free. `asyncio.to_thread` does the same by hand.
+# loop stays free. `asyncio.to_thread` does the same by hand, with another pool.
 #
 # But two threads must not step one engine at the same time: both would change its blocks and its
 # queues. So a naive server puts a lock around `generate` (a lock lets one thread in, and the others wait
@@ -285,17 +289,17 @@ picture(
 # the bars are short: the loop answers while another thread computes. They are still longer than on
 # an idle server, if both threads need the same cores or the GIL. (The answer itself takes longer in
 # the lower row: the looks, and the client that makes them in this process, share the cores and the
-# GIL with the engine. A monitor that looks every few seconds costs nothing that you could see.)
+# GIL with the engine. A monitor that looks every few seconds costs far less.)
 #
 # So threads cure `/health`. With a lock they do not cure the work: the printed steps are four times
 # as many. (The time is less than four times as long, because a step for four requests costs more than a
 # step for one.) More *processes* do not cure it either: each would have an engine of its own, with its
-# own KV cache and its own batches, and on a GPU also its own copy of the weights. All requests for
-# one device must reach *one* engine.
+# own KV cache and its own batches, and as a rule its own copy of the weights. All requests for one
+# model on one device should reach *one* engine.
 #
 # The third count shows that minigen's own `generate` needs no lock around it. When several threads
-# call it, each step is made by one of them, for all; the others wait for their tokens. (It is more than 80,
-# since the four do not all join at the first step.) That is the
+# call it, each step is made by one of them, for all; the others wait for their tokens. (It is more
+# than 80 if the four do not all join at the first step.) That is the
 # right idea, but still not a server: each unfinished request occupies a thread ([the pool has
 # 40](https://www.starlette.io/threadpool/)), and a thread that waits cannot be cancelled when its
 # client goes.
@@ -303,16 +307,16 @@ picture(
 # ## The idea: two threads and two queues
 #
 # The engine gets a thread of its own, which steps as long as there is work
-# ([`EngineThread`](../docs/glossary.md#engine-thread), chapter 25). The event loop keeps another
+# ([`EngineThread`](../docs/glossary.md#engine-thread), chapter 25). The event loop runs in another
 # thread. The two exchange data through queues; to put something in, neither waits for the other:
 #
 # - The loop puts commands into the engine's queue: "add this request", "abort that one"
 #   (`dispatcher.submit` and `dispatcher.abort` below: the thread's `dispatcher` holds both queues). The
 #   engine takes them between two steps.
 # - The engine tells of each token by calling a function that we give it. That function runs in the
-#   engine's thread, so it must be fast and must not touch the loop's own data. It only calls
-#   `loop.call_soon_threadsafe`, the one function of a loop that other threads may call: it leaves a
-#   call for the loop and wakes it, through a socket that the loop listens to.
+#   engine's thread, so it must be fast and must not touch the loop's own data. It only looks up
+#   the token's bytes and calls `loop.call_soon_threadsafe`, the loop's function for other threads:
+#   it leaves a call for the loop and wakes it, through a socket that the loop listens to.
 #
 # Below, `my_tokens_of` is an **async generator**, an `async def` with `yield`: it may pause at `await`
 # between two values, and `async for` reads them. (The notebook's cells run in an event loop already.)
@@ -358,11 +362,11 @@ print(*pieces, sep="\n")
 # encoding is computing, too, so a body of 20 kB or more is encoded in another thread); while bytes
 # are missing, this request's coroutine waits, and the loop serves others. The command waits for the
 # end of the current step. In the engine the request waits for a place in the batch and for free
-# blocks (chapter 24). Each step then brings a token. It waits in the outbox (the engine's queue for
-# the loop; more below) until the loop runs, becomes an event, and the client reads it. The arrow
-# back is the next step. (The figure is of the package's server, which sends the text that the
-# engine's thread has made of the tokens. The small servers below ignore that text: their loop makes
-# it again, from the tokens' bytes.)
+# blocks (chapter 24). Once the prompt is computed, a step brings a token. It waits in the outbox
+# (the engine's queue for the loop; more below) until the loop runs, becomes an event, and the
+# client reads it. The arrow back is the next step. (The figure is of the package's server, which
+# sends the text that the engine's thread has made of the tokens. The small servers below ignore
+# that text: their loop makes it again, from the tokens' bytes.)
 #
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
@@ -379,9 +383,9 @@ print(*pieces, sep="\n")
 # | L1 kernels | attention and products | 31 to 34 |
 # | L0 silicon | cores and memory | |
 #
-# A limit on requests belongs to L5, because it can refuse before any other layer has worked. A slow
-# kernel does not: the gateway could only admit fewer requests, and that would move the problem up
-# to the clients.
+# A limit on requests belongs to L5, because it can refuse before any layer below it has worked. A
+# slow kernel does not: the gateway could only admit fewer requests, and that would move the
+# problem up to the clients.
 #
 # ## Bytes, and not text
 #
@@ -405,20 +409,21 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # ## What goes over the wire
 #
 # HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events say
-# where one piece of news ends. [The
-# standard](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text, each
-# with a name, a colon and a value, and an empty line at the end of each event. (A line that begins with
-# the colon is a comment, which readers skip.) OpenAI's chat API
+# where one piece of news ends. [Their
+# format](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text,
+# each with a name, a colon and a value, and an empty line at the end of each event. (A line that
+# begins with a colon is a comment, which readers skip.) OpenAI's chat API
 # ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses only the name `data`
 # (its newer Responses API also names each event, in a line `event:`), and puts a **chunk** into it: an
 # object in JSON.
 #
-# `small_app` is such an endpoint. (In its source, `tokens_of` is `my_tokens_of` with errors handled, and
-# `chat_events` makes the events, and calls `give_up` if the client goes; you write it below.) Below are
-# the raw bytes of its body for an answer of five tokens. (On the connection HTTP/1.1 writes the length of
-# each piece before it, and a piece of length 0 at the end: `Transfer-Encoding: chunked`. httpx has taken
-# these lengths off. HTTP's chunks are not OpenAI's.) Before you read on: what is the first event for, and
-# the last but one? Where would you see that the answer was cut off?
+# `small_app` has such an endpoint. (In its source, `tokens_of` is `my_tokens_of` with errors
+# handled, and `chat_events` makes the events, and calls `give_up` if the client goes; you write it
+# below.) Below are the raw bytes of its body for an answer of five tokens. (On the connection
+# HTTP/1.1 writes the length of each piece before it, and a piece of length 0 at the end:
+# `Transfer-Encoding: chunked`. httpx has taken these lengths off. HTTP's chunks are not OpenAI's.)
+# Before you read on: what is the first event for, and the last but one? Where would you see that
+# the answer was cut off?
 
 # %%
 show(lesson.small_app)
@@ -435,25 +440,28 @@ print(raw.decode())
 # - The status 200 and the headers came before the first token. What goes wrong later can no longer
 #   change them. (The package's server sends them only with the first token, so that an error before
 #   it still has a status of its own.)
+# - All chunks of an answer begin alike: `id` names the answer, `object` the kind of object,
+#   `created` a time, `model` the model. `choices` is a list, because a request can ask for several
+#   answers (`n`); `index` says which of them a chunk belongs to, here the only one.
 # - The first event has a **delta** with the role. A delta is what this chunk adds to the message; a
 #   client puts all deltas together.
 # - Each of the next events adds text.
 # - The last but one has an empty delta and a [finish reason](../docs/glossary.md#finish-reason):
-#   `length` says that `max_tokens` cut the answer off; `stop` would say that the model had
-#   finished, or had written a stop string.
+#   `length` says that a limit (here `max_tokens`) cut the answer off; `stop` would say that the
+#   model had finished, or had written a stop string.
 # - `[DONE]` is no JSON. It says that no more events come. A connection that breaks does not say
 #   that, so a client can tell a whole answer from a broken one.
 #
 # If a stream arrives all at once, look at what stands between server and client. A proxy (a program
 # between the two that passes requests and responses on), such as nginx, may collect a response and
 # pass it on as a whole: the package's server sends `X-Accel-Buffering: no` against that. The
-# proxy's own time-out must be longer than the wait for the first token.
+# proxy's own time-out must be longer than each wait for an event, above all for the first token.
 #
 # ## Your turn: read the wire
 #
 # A client has to do the reverse. The network cuts the bytes where it likes: in an event, in a line, in a
-# character. An example by hand, with three pieces. (⏎ is a line feed. A space after the colon does not
-# count, and the values of an event's `data` lines are joined by a line feed.)
+# character. An example by hand, with three pieces. (⏎ is a line feed. One space after the colon
+# does not count, and the values of an event's `data` lines are joined by a line feed.)
 #
 # | piece that arrives | whole lines in it | kept for later | event |
 # |---|---|---|---|
@@ -461,8 +469,8 @@ print(raw.decode())
 # | `ne⏎data: two⏎` | `data: one`, `data: two` | | |
 # | `⏎` | an empty line | | `"one\ntwo"` |
 #
-# The first empty line ends nothing, since there was no data yet. (Servers send comments so that no
-# one between them and the client closes a silent connection.)
+# The first empty line ends nothing, since there was no data yet. (Some servers send comments so
+# that no one between them and the client closes a silent connection.)
 
 # %%
 task(51, "event_data")
@@ -498,8 +506,7 @@ assert list(my_event_data(cut_anywhere)) == list(lesson.event_data([raw]))
 reveal(51, event_data=my_event_data)
 
 # %% [markdown]
-# OpenAI's own client reads the same bytes without knowing which program wrote them. It is the judge
-# from here on.
+# OpenAI's own client reads such a stream without knowing which program wrote it. It is the judge.
 
 # %%
 client = OpenAI(base_url=f"{small.url}/v1", api_key="none", timeout=60)
@@ -546,7 +553,7 @@ for clients, per_event in tokens_per_event.items():
 # %% [markdown]
 # Most ticks stand below one another: a step of the engine brings each running request a token, and
 # the clients hear of it together. (A client whose request came first may have been alone in the
-# first step.) With more clients a step takes longer, so the gaps grow, but far less than the number
+# first step.) With more clients a step takes longer, so the gaps grow, but less than the number
 # of clients does (chapter 24).
 #
 # Some ticks are shifted to the right, and others are missing. A tick is an event, not a token. There are
@@ -576,7 +583,7 @@ for clients, per_event in tokens_per_event.items():
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
-# | $k$ | tokens that leave together | |
+# | $k$ | tokens of one stream that leave together | |
 # | $n$ | streams | `clients` |
 # | $h$ | seconds of the loop to send once to one stream | |
 # | $t$ | seconds of one step of the engine | |
@@ -587,13 +594,13 @@ for clients, per_event in tokens_per_event.items():
 #
 # ## How often to wake the loop
 #
-# When a step ends, there is a token for every running request. Must the loop be asked to run for
-# each of them? Asking costs a system call (a request to the operating system), and the woken thread
-# competes with the engine's for the GIL. `my_tokens_of` asks once per token, even if the loop is
-# awake already. The package's `Dispatcher` collects the events of all streams in one outbox, and
-# asks the loop once to empty it. `EngineThread` takes the loop's function for that as its second
-# argument. Then the loop calls the functions given to `submit`, so `inbox.put_nowait` may be one.
-# (A coroutine that the loop runs by itself is a **task**, which can be cancelled;
+# When a step ends, there may be a token for every running request. Must the loop be asked to run
+# for each of them? Asking costs a system call (a request to the operating system), and the woken
+# thread competes with the engine's for the GIL. `my_tokens_of` asks once per token, even if the
+# loop is awake already. The package's `Dispatcher` collects the events of all streams in one
+# outbox, and asks the loop once to empty it. `EngineThread` takes the loop's function for that as
+# its second argument. Then the loop calls the functions given to `submit`, so `inbox.put_nowait`
+# may be one. (A coroutine that the loop runs by itself is a **task**, which can be cancelled;
 # `asyncio.gather` makes a task of each of several coroutines, and waits for all. `lesson.tokens_of`
 # is `my_tokens_of`, and also handles errors, and leaves out the bytes of the token that ends an
 # answer, such as `<|im_end|>`.)
@@ -646,8 +653,8 @@ show(Dispatcher._flush, Dispatcher._hand_out)
 #
 # `serving` puts the whole server around a loaded model, as `minigen serve` does from the command line
 # (without `--send-timeout` and `--drain-timeout`). The question, the client and the text are the same as
-# before. The rest of the chapter is about what the small server lacks. (With `include_usage`, a last
-# chunk without choices brings the **usage**: how many tokens were read and written.)
+# before. Most of what follows is about what the small server lacks. (With `include_usage`, a
+# last chunk without choices brings the **usage**: how many tokens were read and written.)
 
 # %%
 server = serving(llm)
@@ -677,10 +684,10 @@ print(f"{stopped.usage.completion_tokens} tokens written")
 # engine's thread turns tokens into text, so it sees the stop string before it plans the next step.
 # Where the loop looks for stop strings, the engine may be some tokens further by then.
 #
-# What cannot be done is refused before the engine has any work with it, with a status and a
-# sentence. Statuses from 400 to 499 say that the request is at fault, from 500 to 599 that the
-# server is. Some servers drop fields that they do not know. The answer is then not what was asked
-# for, and no one is warned.
+# A request whose fault can be seen is refused before the engine has any work with it, with a
+# status and a sentence. Statuses from 400 to 499 say that the request is at fault, from 500 to 599
+# that the server is. Some servers drop fields that they do not know. The answer may then not be
+# what was asked for, and the client gets no warning.
 
 # %%
 tries = {
@@ -699,9 +706,9 @@ for what, more in tries.items():
 # ## The client goes away
 #
 # People close the page. The engine does not see that: it writes on to the last token, and keeps the
-# request's blocks and its place in the batch, unless the server notices. Here a client reads six
-# events of an answer of 80 tokens (the role, and five with text), and closes the connection. Three
-# servers; how many tokens does each one make?
+# request's blocks and its place in the batch, unless the server notices and aborts it. Here a
+# client reads six events of an answer of 80 tokens (the role, and five with text), and closes the
+# connection. Three servers; how many tokens does each one make?
 
 
 # %%
@@ -747,14 +754,16 @@ assert max(made["small, gives up"], made["minigen serve"]) < 80
 # The amber part of the long bar is work for no one. The other two servers stop almost at once.
 #
 # How does a server learn that its client has gone? The client closes its socket. The operating
-# system tells the server's event loop. (A client that loses its network closes nothing; only a
-# time-out ends its request early.) The web framework's streaming response then cancels the
-# coroutine that writes. With some other servers its next `send` (what writes to the client) fails
-# instead; uvicorn drops what is sent. To cancel a coroutine is to raise an exception in it
+# system tells the server's event loop. (A client that loses its network closes nothing; a time-out
+# must then end its request.) The web framework's streaming response then cancels the coroutine that
+# writes. With some other servers its next `send` (what writes to the client) fails instead; uvicorn
+# drops what is sent. To cancel a coroutine is to raise an exception in it
 # (`asyncio.CancelledError`) when the loop next runs it. The exception comes where the coroutine
-# waits: at the generator's `await`, or outside it where it sends; then Python closes the generator,
-# which raises at its `yield`. Its `finally` blocks run. That is the place to abort the request. A
-# step that is under way cannot be stopped, so a token or two may still be made.
+# waits. If that is in your generator, which waits for a token, it is raised at the generator's
+# `async for`. If the framework is sending an event, it is raised there, outside the generator.
+# Python then closes the generator, which raises `GeneratorExit` at its `yield`. In both cases its
+# `finally` blocks run. That is the place to abort the request. A step that is under way cannot be
+# stopped, so a few tokens may still be made.
 #
 # Only a *streaming* response is cancelled. An endpoint that returns a whole answer runs on, unless
 # it asks for the news itself, as the package's does for every answer, in a second coroutine. And a
@@ -818,11 +827,12 @@ reveal(51, chat_events=mine)
 # %% [markdown]
 # ## A queue that has an end
 #
-# A server that accepts everything makes all clients wait until they give up, and the work for those
-# who gave up is lost. It is better to refuse at once and say when to retry: [status
+# Under overload, a server that accepts everything makes clients wait until they give up, and the
+# work for those who gave up is lost. It is better to refuse at once and say when to retry: [status
 # 429](https://www.rfc-editor.org/rfc/rfc6585#section-4) ("too many requests") with the header
-# `Retry-After`, a number of seconds. OpenAI's client tries twice more by itself, and waits as long
-# as the header says. (If that is more than two minutes, its present version does not try again.)
+# `Retry-After`, here a number of seconds. OpenAI's client tries twice more by itself, and waits as
+# long as the header says. (If that is more than two minutes, its present version does not try
+# again.)
 #
 # How many seconds are right? An example: two requests run at once, each runs for 4 seconds, and
 # three wait. Every 2 seconds one ends, on average. A request behind the three would be the fourth
@@ -838,18 +848,20 @@ reveal(51, chat_events=mine)
 # | $c$ | requests that run at once | `max_running` |
 #
 # The formula holds while all $c$ places are busy, and for the $S$ of that load: in an engine that
-# batches, a request runs longer when more run with it. minigen's server estimates otherwise: the mean
-# time of its last requests (waiting included), divided by the number inside, is the time between two
-# ends. Each refused client is told one such time more than the one before (at most a minute), so that
-# they do not come back all at once.
+# batches, a request runs longer when more run with it. minigen's server estimates otherwise: the
+# mean time of its last requests (waiting included), divided by the number inside, is the time
+# between two ends (6 inside for 12 seconds each: one leaves every 2 seconds, by Little's law). Each
+# refused client gets one such time more than the one before (at most a minute), so that they do not
+# come back all at once.
 #
 # Below, six requests come together where two may be *in flight* (admitted, and not at their end).
 # After that, one request comes with a wrong [API key](../docs/glossary.md#api-key), and one with
 # the right key takes longer than is allowed. This last error occurs in the middle of a stream:
-# status 200 has already been sent, so the error must be an event. The limits, the keys and the
-# time-outs are **middleware**: rings around the app that know no model. The printed text at the end
+# status 200 has already been sent, so the error must be an event. These limits, the keys and the
+# time-out are **middleware**: rings around the app that know no model. The printed text at the end
 # is their module's own (ASGI is explained below it; CORS are rules by which a browser decides what
-# a page may read from another site, and in some cases it asks first: a *preflight*).
+# a page may read from another origin (scheme, host and port), and in some cases it asks first: a
+# *preflight*).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -877,7 +889,8 @@ measured("events that came before that", received)
 print("\n" + stack.__doc__)
 
 # %% [markdown]
-# `max_in_flight` counts the requests inside the server, also those that wait in the engine.
+# `max_in_flight` counts the requests inside the server (not `/health` and the like), also those
+# that wait in the engine.
 # `--max-queue` is the [admission limit](../docs/glossary.md#admission-limit) on the waiting ones
 # alone. Neither is a **rate limit**, which counts requests or tokens per minute for one key.
 # Neither is fair among **tenants**, the customers who share a server: the limit here may be used up
@@ -932,8 +945,8 @@ class BoundedQueue:
 MyQueue = check(51, BoundedQueue=BoundedQueue)
 
 # %% [markdown]
-# Five clients at once, before an engine that may work for two while one waits. (Until yours passes,
-# `MyQueue` is the course's own.) By the formula, $W = (1 + 1) \cdot 1 / 2 = 1$ second.
+# Five requests at once, before an engine that may work for two while one waits. (Until yours
+# passes, `MyQueue` is the course's own.) By the formula, $W = (1 + 1) \cdot 1 / 2 = 1$ second.
 
 # %%
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(5) as pool:
@@ -953,23 +966,25 @@ reveal(51, BoundedQueue=MyQueue)
 # ## A second model, and its first token
 #
 # A server can offer several models. Should it load them all when it starts (**eager loading**), or each
-# one at its first request? Eager loading keeps the memory of every model all the time. Loading at the
-# first request makes one client wait: its time to first token contains the loading of the weights. This
-# is a **cold start**. `minigen serve` loads its first model when it starts (`/ready` answers 503
-# ("unavailable") until then), and further ones at their first request. When it is asked to stop, `/ready`
-# answers 503 again and new requests are refused, while running ones get `--drain-timeout` to finish: so
-# an update of the server loses no answer that ends in that time. (`/health` says that the process lives,
-# `/ready` whether to send it requests.)
+# one at its first request? Eager loading keeps every model in memory all the time. Loading at the
+# first request makes its client wait: its time to first token contains the loading of the weights.
+# (Clients that come meanwhile wait for the rest of it.) This is a **cold start**. `minigen serve`
+# loads its first model when it starts (`/ready` answers 503, "service unavailable", until it is
+# loaded), and further ones at their first request. When it is asked to stop, `/ready` answers 503
+# again and new requests are refused, while running ones get `--drain-timeout` to finish: so an
+# update of the server loses no answer that ends in that time. (`/health` says that the process
+# lives, `/ready` whether to send it requests.)
 #
 # With `keep_alive`, an idle model leaves memory after some time, and the next request is cold
 # again. The name is that of [Ollama](https://docs.ollama.com/faq), whose default is five minutes.
-# Ollama's own call is `POST /api/chat`. It streams, too, but not as server-sent events: each line
-# of the body is one JSON object (`application/x-ndjson`), and the last one has `"done": true` and
-# times in nanoseconds. An empty list of messages with `"keep_alive": 0` unloads the model. minigen
-# speaks this API, because many local tools do. (It also speaks Anthropic's `/v1/messages` and
-# OpenAI's newer `/v1/responses`: the same engine and the same queues, with another writer of
-# events.) In the cell, `ModelHost` has a function for each model, which loads it, and `create_service` makes
-# the server's app. `/api/ps` lists the loaded models, each with Ollama's tag `latest` (a version, after a colon).
+# Ollama's own call for a chat is `POST /api/chat`. It streams, too, but not as server-sent events:
+# each line of the body is one JSON object (`application/x-ndjson`), and the last one has
+# `"done": true` and times in nanoseconds. An empty list of messages with `"keep_alive": 0` unloads
+# the model. minigen speaks the main part of this API, because many local tools do. (It also speaks
+# Anthropic's `/v1/messages` and OpenAI's newer `/v1/responses`: the same engine and the same
+# queues, with another writer of events.) In the cell, `ModelHost` has a function for each model,
+# which loads it, and `create_service` makes the server's app. `/api/ps` lists the loaded models,
+# each with Ollama's tag `latest` (a version, after a colon).
 #
 # Predict: how many times the warm time to first token is the cold one, for this small model, from a
 # file that the operating system may still hold in memory?
@@ -1007,11 +1022,13 @@ guess_cold.compare(cold / warm, "times", measured=True)
 
 # %% [markdown]
 # The last line itself says where the time went (`load_duration`; minigen answers two short prompts after
-# each load, so that everything is ready, and counts them in it). (The warm request also finds its prompt
-# in the prefix cache, which saves part of the rest.) For a model of 70 billion parameters in 4 bits the
-# cold time is at least the size of its weights divided by the speed of the disk (chapter 11): 35 GB of
-# codes and some 5 GB of scales (chapter 35) at 2 GB/s are 20 seconds before the first token. So servers
-# for many users load eagerly and stay warm, and a laptop with several models lets idle ones go.
+# each load, so that everything is ready, and counts them in it). (The warm request also finds most
+# of its prompt in the prefix cache, which saves part of the rest.) For a model of 70 billion
+# parameters in 4 bits the cold time is at least the size of its weights divided by the speed of
+# the disk (chapter 11), if the file is not in memory yet: 35 GB of codes and some 5 GB of scales
+# and zero points (chapter 35) at 2 GB/s are about 20 seconds before the first token. So servers
+# for many users usually load eagerly and stay warm, and a laptop with several models lets idle
+# ones go.
 #
 # ## Your scheduler, behind the same API
 #
@@ -1187,23 +1204,23 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - Streaming does the same work as sending a whole answer. It moves the first word to the beginning
-#   of the waiting time.
-# - An event loop serves many connections as long as each coroutine only waits. A computation in a
-#   coroutine blocks all of them.
+# - With streaming the engine does the same work as for a whole answer. But the first word moves to
+#   the beginning of the waiting time.
+# - An event loop serves many connections as long as each coroutine mostly waits. A computation in
+#   a coroutine blocks all of them while it lasts.
 # - Threads free the loop. Behind a lock each is a batch of its own, and a waiting thread cannot be
 #   cancelled. So one thread owns the engine, and the loop exchanges commands and tokens with it
 #   through queues.
-# - A stream is lines of `data: ` with JSON: the role, the text, the finish reason, `[DONE]`. The
-#   bytes may be cut anywhere, and a token is not always a whole character.
+# - A stream is lines of `data: ` with JSON (the role, the text, the finish reason), then `[DONE]`.
+#   The bytes may be cut anywhere, and a token is not always a whole character.
 # - Events may leave together, because the loop sends what has arrived since it last sent something. An event may
 #   carry several tokens, because a token that is no whole text waits for the next.
 # - A client that has gone must be noticed, and its request aborted, or the engine computes for no
 #   one.
-# - A queue needs an end. Status 429 with `Retry-After` costs the server almost nothing and tells
+# - A queue needs an end. Status 429 with `Retry-After` costs the server little and tells
 #   the client when to return.
-# - A model that is loaded at its first request makes one client wait for the weights. Eager loading
-#   pays with memory instead.
+# - A model that is loaded at its first request makes its client wait for the weights. Eager
+#   loading pays with memory instead.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -1211,8 +1228,8 @@ verdicts(
 # `await asyncio.to_thread(llm.generate, ...)` in it, with a lock. `/health` is fast. What is still
 # wrong?</summary>
 # Each call of `generate` is a batch of its own, and the lock runs them one after the other. The last of
-# ten clients waits for ten whole answers. One engine thread would compute one token for all ten in each
-# step.</details>
+# ten clients waits for ten whole answers. One engine thread would compute one token for each of
+# the ten in a step.</details>
 #
 # <details><summary>2. A client sees 20 events with text, and the usage says 24 tokens. Nothing was lost.
 # Name two reasons.</summary> A token ended within a character, or was the possible beginning of a
@@ -1232,8 +1249,9 @@ verdicts(
 #   engine in processes of their own, with messages over ZeroMQ (a library for sockets) between
 #   them, so that tokenizing and JSON take no time from the engine's Python. It can run several API
 #   servers before one model (`--api-server-count`).
-# - **[SGLang](https://docs.sglang.io/)** has three: the server with its tokenizer, the scheduler,
-#   and a detokenizer that turns tokens into text. `--max-queued-requests` is its admission limit.
+# - **[SGLang](https://docs.sglang.io/)** has three kinds of processes: the server with its
+#   tokenizer, the scheduler with the model, and a detokenizer that turns tokens into text.
+#   `--max-queued-requests` is its admission limit.
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** (archived since March 2026) has
 #   its router in Rust: it queues, checks and batches, and calls the Python that runs the model.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/server)** has server and
@@ -1243,19 +1261,20 @@ verdicts(
 #   in Go. It queues requests up to `OLLAMA_MAX_QUEUE`, and refuses more with status 503.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind NVIDIA's
 #   Triton Inference Server (not the Triton of chapter 31).
-# - In large installations a gateway stands before several engines. It ends TLS (the encryption of https,
-#   which minigen's server leaves to it), checks keys and quotas,
-#   retries, and prefers the engine that has the beginning of a prompt in its [prefix
+# - In large installations a gateway stands before several engines. It can end TLS (the encryption
+#   of https, which minigen's server leaves to it), check keys and quotas,
+#   retry, and prefer the engine that has the beginning of a prompt in its [prefix
 #   cache](../docs/glossary.md#prefix-caching).
 #
-# **gRPC** is another way to call a program over the network. Messages are binary, with fields that both
-# sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many calls share one
-# connection and both sides can stream. Such messages are smaller and faster to read than JSON, but a web
-# page cannot send them without a translator. So [gRPC](https://grpc.io/docs/what-is-grpc/introduction/)
-# is mostly found inside: TGI's router calls its model servers by gRPC, SGLang's server can speak it
-# beside HTTP, and Triton Inference Server offers it beside HTTP. Clients outside get HTTP and JSON.
+# **gRPC** is another way to call a program over the network. Messages are usually binary, with
+# fields that both sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many
+# calls share one connection and both sides can stream. Such messages are usually smaller and
+# faster to read than JSON, but a web page cannot send them without a translator. So
+# [gRPC](https://grpc.io/docs/what-is-grpc/introduction/) is mostly found inside: TGI's router
+# calls its model servers by gRPC, SGLang's server can speak it beside HTTP, and Triton Inference
+# Server offers it beside HTTP. Clients outside mostly get HTTP and JSON.
 #
-# **OpenTelemetry** is a common format for what programs report about themselves. Its *trace*
+# **OpenTelemetry** is a common standard for what programs report about themselves. Its *trace*
 # follows one request through several programs: each part of the way is a *span* with a name, a
 # start and an end, and all spans of a request carry the same number, which travels in the HTTP
 # header [`traceparent`](https://www.w3.org/TR/trace-context/). With it, one picture shows the
@@ -1266,7 +1285,7 @@ verdicts(
 # ## Further reading
 #
 # - [Server-sent events](https://html.spec.whatwg.org/multipage/server-sent-events.html), in the
-#   HTML standard: the format in two pages, under "Parsing an event stream".
+#   HTML standard: the format, under "Parsing an event stream" and "Interpreting an event stream".
 # - [OpenAI's API reference](https://platform.openai.com/docs/api-reference/chat): every field of a
 #   request, and the objects of a stream.
 # - [RFC 6585](https://www.rfc-editor.org/rfc/rfc6585): status 429; [RFC
@@ -1275,7 +1294,7 @@ verdicts(
 # - [Concurrency and async / await](https://fastapi.tiangolo.com/async/), FastAPI's documentation:
 #   loops and threads with hamburgers.
 # - [vLLM v0.6.0](https://blog.vllm.ai/2024/09/05/perf-update.html): the post with the third of the
-#   time, and how a process of its own cured it.
+#   time, and why the server then got a process of its own.
 # - [vLLM's server](https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html) and
 #   [Ollama's API](https://docs.ollama.com/api): what each accepts beyond OpenAI's fields.
 # - [`minigen/server/replies.py`](https://github.com/minigen/minigen/blob/main/minigen/server/replies.py):

@@ -24,7 +24,7 @@
 # together: how long people wait for a first word, whether the words flow, and how many requests are
 # served like that for a dollar. This chapter measures it. Then it breaks the engine in eight ways
 # on purpose, so that you see each fault in its numbers, name the resource behind it, and change one
-# thing. At the end, six servers have faults that only you can find, and thirty seconds of traffic
+# thing. At the end, six servers have faults for you to find, and thirty seconds of traffic
 # wait for your plan.
 #
 # **Afterwards you can** put an [open-loop load](../docs/glossary.md#open-loop) on a server, read its metrics
@@ -166,24 +166,28 @@ picture(
 #
 # An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share and a period:
 # 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error budget**, and an alert asks how fast
-# it is used up. Papers on serving call the limit alone an SLO, and so does this chapter.) Guides call a TTFT below 500
-# ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100 ms are
-# noticed. (Few say how they know. MLPerf, the benchmark that makers of hardware agree on, has an
-# [interactive test](https://mlcommons.org/2025/04/llm-inference-v5). That of 2025 allows a 70B model 450 ms for the TTFT and 40 ms per output token, in 99 of 100 requests.) This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its
-# gaps (the gap that 95 of 100 of them do not exceed; where it falls between two gaps, a line is drawn
-# between these) is short enough: fewer than one gap in twenty may
-# be long. So in an answer of more than 21 tokens one long gap does not count.
+# it is used up. Papers on serving often call the limit alone an SLO, and so does this chapter.)
+# Some guides call a TTFT below 500 ms good and one above 5 s broken, and say that gaps below 30 ms
+# flow and that gaps above 100 ms are noticed. (MLPerf, an industry benchmark, has an
+# [interactive test](https://mlcommons.org/2025/04/llm-inference-v5). That of 2025 allows a 70B
+# model 450 ms for the TTFT and 40 ms per output token, in 99 of 100 requests.) This chapter uses
+# 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its gaps (the gap that 95
+# of 100 of them do not exceed; where it falls between two gaps, a line is drawn between these) is
+# short enough: roughly, fewer than one gap in twenty may be long. So in an answer of more than 21
+# tokens one long gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
-# (`minigen.bench.report.Outcome`), even if the load generator was late. A section below says why.
+# (`minigen.bench.report.Outcome`), even if the **load generator**, the program that sends a test's
+# requests, was late. A section below says why.
 #
 # ## Why not the mean
 #
-# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the time
-# that 99 of 100 requests stay below. And these slow requests, the **tail**, concern more people than it
-# seems, because a visit is not one request: a conversation has ten or more, and people remember its worst
-# one. ([Dean and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) show it for pages that ask
-# many servers: the more servers, the more often a page waits for a slow one.)
+# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the
+# time that 99 of 100 requests do not exceed. And the slow requests, the **tail**, concern more
+# people than it seems, because a visit is often several requests: a conversation may have ten or
+# more, and one slow answer can spoil it. ([Dean and Barroso
+# 2013](https://research.google/pubs/the-tail-at-scale/) show it for pages that ask many servers:
+# the more servers, the more often a page waits for a slow one.)
 #
 # By hand: 3 of 100 requests are slow. A request is quick with probability 0.97, two requests are both
 # quick with 0.97 × 0.97 = 0.94, and twelve with $0.97^{12} = 0.69$. So 31 % of the visits of twelve
@@ -191,8 +195,8 @@ picture(
 #
 # $$\text{share of slow visits} = 1 - (1 - q)^n$$
 #
-# This assumes that slow requests come independently of each other. Real stalls come in bursts. Then
-# fewer visits are hit, and those that are hit meet several slow requests.
+# This assumes that slow requests come independently of each other. Real stalls often come in
+# bursts. Then fewer visits are hit, and those that are hit often meet several slow requests.
 #
 # Below are two systems with a thousand requests each. A answers 97 of 100 requests in about 0.2 s,
 # and three in about 3.5 s. B takes about 0.4 s. Which would you rather have?
@@ -231,7 +235,8 @@ explore(
 # Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly
 # lie below what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent
 # requests and a percentile $p$ (here 0.99), two standard deviations of that share are the following. (The standard
-# deviation says how far values usually lie from their mean; about 95 of 100 samples lie within two of them. Each
+# deviation says how far values usually lie from their mean; of a normal distribution, the bell
+# curve, about 95 of 100 values lie within two of them. Each
 # request lies below the true percentile or not, as a coin with the probability $p$ shows heads or not, and the
 # share of heads in $n$ throws has the variance (the square of the standard deviation) $p\,(1-p)/n$.)
 #
@@ -239,17 +244,18 @@ explore(
 #
 # By hand, for $n = 100$: $2\sqrt{0.99 \cdot 0.01 / 100} = 0.02$. A "p99" of 100 requests may really be a p97,
 # or the maximum. For $n = 1000$ it is 0.006, so it lies roughly between p98.4 and p99.6. (Only roughly: near 1
-# the true bounds are not symmetric. Both lie lower than the formula's, because a small sample often has none of
-# the slowest requests: the next cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends
+# the true bounds are not symmetric. For small samples both lie lower than the formula's: the next
+# cell prints p94.6 to p99.8 for 100 requests.) How many seconds that is depends
 # on how far apart the slowest requests are. The next cell draws samples of several sizes, many times, from one
-# distribution, and prints how far their p99 differ. (The logarithm of the latency has a normal distribution, the
-# bell curve, with mean -1.5 and standard deviation 0.8. That makes a **lognormal** distribution, with a long tail
+# distribution, and prints how far their p99 differ. (The logarithm of the latency has a normal
+# distribution with mean -1.5 and standard deviation 0.8. That makes a **lognormal** distribution,
+# with a long tail
 # as real latencies have. The p99 of a bell curve lies 2.326 standard deviations above its mean, so the latency's
 # p99 is $e^{-1.5 + 0.8 \cdot 2.326}$ = 1.43 s.)
 #
-# The last lines are of two servers, one of which had a bad minute, with latencies of 0.1 s and of 1 s on average
-# (and most shorter than that, and ever fewer ever longer: an exponential distribution, whose p99 is 4.6 times its
-# mean). How do you add up their p99?
+# The last lines are of two servers, one of which had a bad minute, with latencies of 0.1 s and of 1
+# s on average (most are shorter than the mean, and the longer a latency, the rarer it is: an
+# exponential distribution, whose p99 is 4.6 times its mean). How do you add up their p99?
 
 # %%
 for size in (17, 100, 300, 1000, 10_000):
@@ -273,8 +279,8 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # %% [markdown]
 # A p99 wants a thousand requests, of which ten lie above it. With fewer, report p90 or p95, and say how
 # many requests there were. And percentiles cannot be added or averaged: the mean of two servers' p99 is
-# the p99 of neither, nor of both together. Servers therefore export *histograms*, which are counts, and
-# counts can be added.
+# in general the p99 of neither, nor of both together. Many servers therefore export *histograms*,
+# which are counts, and counts can be added.
 #
 # ## A machine with a clock of its own
 #
@@ -333,7 +339,8 @@ print(f"p99 of all requests: {of_all:.2f} s")
 #
 # The first is **Little's law** ([Little 1961](https://doi.org/10.1287/opre.9.3.383)): requests in a
 # system = arrival rate × time in it. The second leaves out attention's own FLOPs. The third assumes
-# that an answer is, on average over its life, half written. If $N$ exceeds `max_num_seqs`, or
+# that an answer is, on average over its life, half written, and that all blocks in use are full.
+# If $N$ exceeds `max_num_seqs`, or
 # $\rho$ or the share of blocks comes near 1, then a queue grows. ($N$ is a mean. Near the limit chance already
 # makes a queue, so leave room.)
 
@@ -367,7 +374,8 @@ for name, value in vitals.rows().items():
 # that misses every objective. *Goodput* is the number of requests per second that keep both objectives; a
 # section below is about it.
 #
-# Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
+# Some guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to
+# 90 %. Both
 # depend on the lengths and the load. Here a prompt of 350 tokens takes one step of about 0.06 s, and its
 # answer of 100 tokens takes 5.7 s. So decode takes 99 % of a request's time, and the arithmetic is used
 # to 22 %. A prompt of 6,000 tokens (at least 6,000 / 8,062 = 0.74 s) with an answer of 10 tokens (0.57 s)
@@ -380,7 +388,7 @@ for name, value in vitals.rows().items():
 # %% [markdown]
 # ## A load generator that misleads
 #
-# How would you test a server? Most scripts do this: send, wait for the answer, send the next. Now
+# How would you test a server? Many scripts do this: send, wait for the answer, send the next. Now
 # the server stands still for ten seconds. What does the script see? A single slow answer, since it
 # did not ask meanwhile. People do not wait for each other: ten came, and all of them waited.
 # Leaving those out is called **coordinated omission** (the term is [Gil
@@ -424,7 +432,8 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # %% [markdown]
 # The script sent more requests than the people did, and only one of them was slow: 1 of 97. Of the
 # people's sixty requests, ten were slow. The p95 shows it too. The p99 of so few requests depends on the
-# rule. numpy, and so minigen's reports, draw a line between two neighbouring requests: in the closed loop
+# rule. By default numpy, and so minigen's reports, draw a line between two neighbouring requests:
+# in the closed loop
 # between a quick request and the slow one, so 0.92 s is a latency that no request had, and in the open loop
 # between two slow ones. By *nearest rank*, which the exercise below uses, the p99 is the smallest latency
 # that at least 99 of 100 requests did not exceed. So it is one that occurred, here the slowest of each run. The
@@ -433,11 +442,12 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # ## Goodput
 #
 # More load, more throughput, until the machine is full. (Here, and in the claims and the summary, throughput is answered
-# requests per second, for the comparison; in the systems below, it is tokens per second.) But a request that comes too late is
-# no use.
+# requests per second, for the comparison; in the systems below, it is tokens per second.) But an
+# answer that comes too late is no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every objective.
 # ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest *offered* rate (requests sent per
-# second, kept up with or not) per GPU at which 90 % keep them.) Here it is, as $G$, over a window of time:
+# second, kept up with or not) per GPU at which a set share, say 90 %, keep them.) Here it is, as
+# $G$, over a window of time:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -520,14 +530,15 @@ print(
 # running, a step takes about 0.064 s (0.050 s for the weights, 0.011 s for 64 caches of 400 tokens, 0.002 s
 # of overhead, and a little for prompts), so a request with its prefill runs for about 6.5 s, and the slots
 # answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
-# throughput says that all loads there are equally good. (Where blocks are full it even falls, because work is
+# throughput says that all loads there are equally good. (Where blocks are full it can even fall,
+# because work is
 # done twice; system 3 will show that.) Orange collapses. Once the machine is
 # [**saturated**](../docs/glossary.md#saturated), a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
 # second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
 # chance brings more than the slots answer. So a part of the window is still good there, and how much
 # depends on the window.
 #
-# Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` gives
+# Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` (a load generator) gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
 # free, or nearly so. A short test divides them by few seconds, and a long one by many. So beyond saturation
 # **the goodput of a whole load says more about the length of the test than about the machine**, and it goes to
@@ -544,16 +555,17 @@ print(
 # resource is full, here the 64 batch slots, as the last line shows. With more slots it moves until the
 # next resource is full.
 #
-# The objectives matter as much. With 60 ms for ITL (the slider `itl_ms`), nothing is left at 6 per second, because a
-# step that fills its token budget of 512 (prompts and decode together) takes longer than that, and so
-# do smaller steps while many requests run. At 6 prompts per second, a step of 0.06 s meets a new prompt in
-# about one case of three (6 × 0.06 = 0.36). In the time of an answer, about 6 s, 36 requests
-# arrive, so as many run. Then a step without a prompt takes 58 ms, and
-# about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms: one gap in eight
-# (0.36 × 0.35 = 0.126).
-# (Without the overhead, 0.058 s remain, or 467 tokens. 36 of these are the decodes', and attention takes about as
-# long as 7 more.)
-# With 46 or more running, nearly every step is longer. Both are far more than one gap in twenty.
+# The objectives matter as much. With 60 ms for ITL (the slider `itl_ms`), nothing is left at 6 per
+# second, because a step that fills its token budget of 512 (prompts and decode together) takes
+# longer than that, and so do smaller steps while many requests run. At 6 prompts per second, a step
+# of 0.06 s meets a new prompt in about one case of three (6 × 0.06 = 0.36). In the time of an
+# answer, about 6 s, 36 requests arrive, so as many run. Then a step without a prompt takes 58 ms,
+# and about a third of the prompts, those of more than some 425 tokens, make it longer than 60 ms:
+# one gap in eight (0.36 × 0.35 = 0.126). (Without the overhead, 0.058 s remain, or at most 467
+# tokens. 36 of these are the decodes', and attention, at 0.52 million operations for each pair of
+# tokens (see the section on diagnosis), takes about as long as 7 more: (425² + 36 · 400) · 0.524 /
+# 15,010 = 6.8, since a token's products have 15,010 million.) With 46 or more running, nearly every
+# step is longer. Both are far more than one gap in twenty.
 #
 # ## What a million tokens costs
 #
@@ -563,16 +575,18 @@ print(
 #
 # $$\text{dollars per million good tokens} = \frac{d}{3600\,g} \cdot 10^6 = \frac{d}{0.0036\,g}$$
 #
-# By hand: at 8.42 dollars per hour (a guide's price of eight H100; most offers cost two to four times as
-# much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08 =
-# 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
+# By hand: at 8.42 dollars per hour (a guide's price of eight H100; many offers cost
+# more) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs
+# 8.42 / 1.08 = 7.80 dollars.
+# The last lines ask from how many tokens per month on a machine at that price is cheaper
 # than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
 # most (an L4 may draw 72 W, which is 72 joules, J, per second; its host comes on top). An API also
 # charges for the tokens of prompts, so with long prompts renting pays earlier than these lines say. (At
 # 300 good tokens per second a full month of 730 hours yields 788 million. Compare that with the volumes
 # in the last lines: this machine would beat an API of
-# $10 only if it were full for 78 % of the month, and one of $3 never. But 300 is chosen for easy numbers:
-# one L4 gives more below, and at 1,000 a machine that is full beats $3, too.)
+# 10 dollars only if it were full for 78 % of the month, and one of 3 dollars never. But 300 is
+# chosen for easy numbers: one L4 gives more below, and at 1,000 a machine that is full beats
+# 3 dollars, too.)
 
 # %%
 good_tokens = {f"{rate} per second": steady[rate].good_tokens for rate in (2, 4, best)}
@@ -600,9 +614,10 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 
 # %% [markdown]
 # The same machine is cheapest at the largest load that it still serves in time. At 2 per second its
-# steps are nearly empty. At 14 per second it draws power and costs money as before, but all its work is
-# for requests that have failed. There are no good tokens, so they have no price. (A report that gives a
-# price for such a load counts the good answers from the start of a short test.)
+# steps are nearly empty. At 14 per second it draws power and costs money as before, but in the
+# window, from second 15 to second 45, all answers miss an objective. There are no good tokens, so
+# they have no price. (A report
+# that gives a price for such a load counts the good answers from the start of the test.)
 #
 # ## What a server tells
 #
@@ -637,8 +652,10 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # not include delays of the client, of the network or of a late load generator. And the time in the queue is
 # counted when an answer is complete, so neither those that still wait nor those that gave up are in its mean.
 # Refusals count requests, and the endings count answers, so where requests ask for several answers the share of
-# the lost is larger than the query says. (The queries add up all servers. For an alert about waiting, look at
-# each server: `min_over_time(minigen:num_requests_waiting[5m]) > 0`, the smallest of the readings of five minutes.)
+# the lost is larger than the query says. (The queries add up all servers, but *fullest KV cache*
+# takes the largest value. For an alert about waiting, look at each server:
+# `min_over_time(minigen:num_requests_waiting[5m]) > 0`, the smallest of the readings of five
+# minutes.)
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -653,7 +670,8 @@ queries(page)  # also checks that this server exports every metric that a query 
 # the share that keep both, but only among the requests that *got* a first token. A request that is
 # refused, that fails before its first token, or whose client gives up in the queue has no TTFT, so this
 # ratio does not count it. One that fails later is counted, and may even count as good. The closed loop
-# left the slow requests out, and this ratio leaves out the lost ones: a server that refuses every second
+# left out requests that would have been slow, and this ratio leaves out the lost ones: a server
+# that refuses every second
 # request can have a perfect TTFT (one of the cures below is on its way there). So count the lost requests, too:
 # `requests_refused_total` (where a server has no such metric, the gateway's log), and the reasons `error`
 # and `abort` of `request_success_total`. Alerts to begin with, in words:
@@ -663,14 +681,13 @@ queries(page)  # also checks that this server exports every metric that a query 
 # | share of first tokens within 500 ms is below 99 % for five minutes | the users who are served notice it |
 # | share refused, failed or given up is above 1 % for five minutes | these users got no whole answer, and the latencies do not show that |
 # | requests wait at every reading of five minutes | more arrives than the server can take, or it has not caught up with an earlier rush |
-# | requests wait, batch slots are free (fewer run than `--max-num-seqs`), and most blocks are in use | the next prompt needs more blocks than are free |
+# | requests wait, batch slots are free (fewer run than `--max-num-seqs`), and most blocks are in use | probably the next prompt needs more blocks than are free |
 # | preemptions per second are above 0 for five minutes | work is done twice |
-# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says nothing about waiting (see the three small runs after system 4) |
+# | KV cache is above 90 % (a warning that wakes up no person) | how full it is says little about waiting (see the three small runs after system 4) |
 # | prefix hit rate falls below half of its usual value | perhaps a client changed the beginning of its prompts |
 #
 # (An `abort` is also a person who has read enough and stops the answer. So know the usual share of them,
-# and add it to the 1 %. And a request that only waits until the running step ends waits, too. So on a server
-# where several requests arrive per step, let the third alert begin at more of them than that.)
+# and add it to the 1 %. A request that only waits until the running step ends is not in the third alert's gauge: the engine takes it in between two steps.)
 #
 # ## Press it: this server
 #
@@ -702,8 +719,9 @@ draw.dashboard(
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
 # 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
 # stays far below 100 ms: each running request is served well, and the others wait in the queue.
-# (Each percentile is of the two seconds before a reading, so at the end of those that waited longest.
-# They are estimated from buckets, as above. So a p99 may be longer than the whole flood: if
+# (Each percentile is of the two seconds before a reading, so the last readings of a flood that
+# lasts longer leave out its first requests. They are estimated from buckets, as above. So a p99
+# may be longer than the whole flood: if
 # it lies in the bucket from 2.5 to 5 s, it may be shown near 5 s, although no request waited 4 s.)
 #
 # ## Diagnosis as a method
@@ -712,23 +730,27 @@ draw.dashboard(
 #    (the most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`, `bandwidth`,
 #    or `nothing`. Name the token budget also when it is too large, so that one long step makes all other
 #    requests wait. If nothing is full, and yet requests wait, the answer is `nothing`, which is a finding, too.
-# 2. **Name the layer whose knob mends it** (the table below). Look first at the layer that owns the
-#    resource. If its knobs cannot give more, or if part of the load should not be there (a job that can
-#    wait, a customer that takes most of the machine), it is the layer that sends or
-#    admits the load, even if the owner's knobs could give more. A sign of that: one customer, or one kind of request, holds most of the slots or the queue.
-#    (Then more slots may do as well for this load, but the next job of that customer can be larger than any number
-#    of slots. So limit it first, and then add slots. And if the same tokens are computed again, look first whether
-#    the engine's prefix cache is on, L3. If it is, the client must put these tokens in front, L6.)
+# 2. **Name the layer whose knob mends it** (the table below). There are four cases:
+#    - The layer that owns the resource can give more by its knobs: it is that layer.
+#    - It cannot, or part of the load should not be there (a job that can wait, a customer that takes
+#      most of the machine): it is the layer that sends or admits the load, even if the owner's knobs
+#      could give more. A sign of that: one customer, or one kind of request, holds most of the slots
+#      or the queue. (More slots may do as well for this load, but the next job of that customer can
+#      be larger than any number of slots. So limit it first, and then add slots.) If all of the load should be there, what is left is another machine, L0.
+#    - Nothing is full, and requests wait: it is the layer whose setting keeps them out, L4 if the
+#      scheduler leaves slots empty.
+#    - The same tokens are computed again: it is L3 if the engine's prefix cache is off. If it is on,
+#      the client must put these tokens in front, L6.
 # 3. **Change one thing** there. **Measure again**, with the same load.
-# 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
-#    still miss an objective, begin again at 1.
+# 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one may be full.
+#    If requests still miss an objective, begin again at 1.
 #
 # | layer | owns | its knobs | chapters |
 # |---|---|---|---|
 # | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23, 24, 51 |
 # | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` (requests of an [API key](../docs/glossary.md#api-key), a secret that a client sends, that run or wait) | 51 |
 # | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
-# | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size` | 21, 22, 23, 35, 41, 42 |
+# | L3 engine | blocks and what they hold, the ranks of a split model | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching`, `--tensor-parallel-size`, `--pipeline-parallel-size` | 21, 22, 23, 35, 41, 42 |
 # | L2 runtime | weights as loaded | `--weights` | 11, 34, 35 |
 # | L1 kernels | bytes moved per step | tile sizes | 31 to 34 |
 # | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more | 17, 41 |
@@ -750,13 +772,15 @@ draw.dashboard(
 #   not refill slots (the answer is `nothing`). The number of slots is not among the signs below. But if
 #   blocks and arithmetic are free, compare *the same while others wait* with *running, at most*: near it
 #   (within a few percent), the slots were full; far below it (as half), they were not. (Full blocks hold
-#   the number of running requests as steady as full slots do. And gauges are read after each step: who
-#   comes during a step, and is taken up right after it, is in no reading of *waiting*.)
-# - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and attention,
-#   which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms are counted. It
-#   takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are the last 512 of
-#   6,000: 95 and 81 %. (A step takes 2 ms besides, and attention $4 \cdot 32 \cdot 4{,}096 = 524{,}288$
-#   operations for each token and each token of its request.)
+#   the number of running requests as steady as full slots do. And gauges are read after each
+#   step: a
+#   request that comes during a step, and runs in the next, is in no reading of *waiting*.)
+# - **Arithmetic** counts as full from about 80 %, because a step also has its overhead, and
+#   attention, which the gauge leaves out. By hand, for a step of 512 tokens: 512 / 8,062 = 63.5 ms
+#   are counted. It takes 66.6 ms if they are a prompt's first 512 tokens, and 78.8 ms if they are
+#   the last 512 of 6,000: 95 and 81 %. (A step takes 2 ms besides, and attention $4 \cdot 32 \cdot
+#   4{,}096 = 524{,}288$ operations for each computed token and each token that it attends to, here
+#   all up to the end of the chunk. At 121 · 10¹² per second, that is 1.1 ms and 13.3 ms.)
 # - **The token budget** has no gauge: a step that is too long shows as an ITL p99 far above p50 if such steps
 #   come all the time. If they come only for a while, they are few of all gaps, but many of the gaps of the
 #   requests that ran then; so *kept ITL* falls below 100 %. Look at both.
@@ -766,10 +790,11 @@ draw.dashboard(
 # - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
-# In the cell after the table, write one of the six words instead of `None`, and run it. The diagnosis, the
-# cure and its goodput are folded until you do. There, `>` marks the signs that show the fault, or what
-# the change costs. The latencies of all columns are of the same requests, except where a change refuses some (see *refused*): these
-# have no latencies, so look there at the share that kept both, in which they count.
+# In the cell after the table, write one of the six words instead of `None`, decide which layer you
+# would change, and run it. The diagnosis, the cure and its goodput are folded until you do. There,
+# `>` marks the signs that show the fault, or what the change costs. The latencies of all columns
+# are of the same requests, except where a change refuses some (see *refused*): these have no
+# latencies, so look there at the share that kept both, in which they count.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -870,8 +895,9 @@ for what, knobs in {
 # one where there is one (of the people who chat in 2 and 6, and of the other tenant in 8). Below,
 # choose a symptom, and see the gauges in time. Where there is no second change, *and then* shows the first one
 # again. The upper panel has the requests that run and wait, the
-# middle one the share of the blocks in use, and the lower one has a point for each request: when it
-# arrived, and how long it waited for its first token.
+# middle one the share of the blocks in use, and the lower one has a point for each request that
+# the last column is of: when it arrived, and how long it waited for its first token (a
+# cross: refused).
 
 # %%
 cases = {
@@ -895,13 +921,13 @@ explore(
 
 # %% [markdown]
 # The picture first shows *queue grows*: running and blocks stay well below their limits, and the points
-# of the lower panel climb along a line. A line that climbs means that more arrives than is served,
-# whichever resource is full.
+# of the lower panel climb along a line. A line that climbs for long means that more arrives than
+# is served, whichever resource is full.
 #
 # ## Shapes of traffic
 #
-# The same machine can be full in several ways, and the shape of the traffic says in which. In the
-# picture, each bar is a request: its prompt points up, its answer down.
+# The same machine can be full in several ways, and the shape of the traffic often says in which.
+# In the picture, each bar is a request: its prompt points up, its answer down.
 
 # %%
 picture(
@@ -922,32 +948,33 @@ for length in (200, 6000):
 # | shape | fills first | remedy | seen in system |
 # |---|---|---|---|
 # | many short | batch slots | more slots; a limit on the queue when these are full | 1 |
-# | few long | blocks | KV cache in 8 bits, more memory (fewer sequences at once only move the wait to the queue) | 3 |
-# | bursts | batch slots if they are few, else the arithmetic of all their prompts, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4 (after its first change), 6 |
+# | few long | blocks | KV cache in 8 bits, more memory (fewer sequences at once avoid preemptions, but move the wait to the queue) | 3 |
+# | bursts | batch slots if they are few, else the arithmetic of all their prompts, for a while | continuous batching, priorities, a queue limit; average load says little | 4 (after its first change), 6 |
 # | one system prompt | arithmetic, for the same tokens | prefix cache, and the equal part in front | 5 |
 # | mixed | token budget | smaller steps, then long prompts to another machine | 2 |
 #
 # A **tenant of long prompts** deserves a line of its own. `--max-in-flight-per-key` counts
 # requests, and requests are not equal: the last two lines of the cell give 24 requests of a chat
 # and 24 of a reader of documents. A limit that lets a chat live lets the documents fill the
-# machine. A fair gateway counts tokens, and paid APIs limit both, as
+# machine. A fair gateway counts tokens, and many paid APIs limit both, as
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
-# Some guides name remedies that do not cure. **Preemption** for lack of blocks against bursts: it is a symptom,
-# and work is done twice (system 3). (Preemption by priority is another thing: SGLang can interrupt a job for a
-# person. minigen does not, so in system 6 some chats still wait.) **Pipeline parallelism** against the time
-# between tokens: a token still visits all layers, and the transfers come on top. (A long prompt, in chunks,
-# does get its first token sooner: chapters 41 and 42.) **Speculative decoding** against low throughput: a small
-# model guesses tokens, and the large one checks them in one step. That helps while the arithmetic has room, and
-# can cost throughput in a full batch.
+# Some guides name remedies that do not cure, or not always. **Preemption** for lack of blocks
+# against bursts: it is a symptom, and work is done twice (system 3). (Preemption by priority is
+# another thing: SGLang can interrupt a job for a person. minigen does not, so in system 6 some
+# chats still wait.) **Pipeline parallelism** against the time between tokens: a token still visits
+# all layers, and the transfers come on top. (A long prompt, in chunks, can get its first token
+# sooner: chapters 41 and 42.) **Speculative decoding** against low throughput: something cheap,
+# such as a small model, guesses tokens, and the large model checks them in one step. That helps
+# while the arithmetic has room, and can cost throughput in a full batch.
 #
 # ## Retry storms
 #
-# What does a client do when no answer comes? It gives up and sends again. Take a server that
+# What does a client do when no answer comes? Often it gives up and sends again. Take a server that
 # answers one request after the other, ten per second; about seven requests per second arrive, at random
 # (7.5 in this draw, over the two minutes). Clients give up after 3 s. At second 20, the server stands
-# still for 4 s. (This is a queue of 30 lines, `minigen_course/lab/retries.py`, without an engine: it is
-# about the clients.)
+# still for 4 s. (This is a queue of about 30 lines, `minigen_course/lab/retries.py`, without an
+# engine: it is about the clients.)
 #
 # By hand: in 4 s, 28 requests arrive. When the server comes back, it needs 2.8 s for them, while 20
 # more arrive. The clients of the first ones have given up. If each client that gives up sends three
@@ -993,8 +1020,9 @@ for name, clients in KINDS.items():
 guess_recover.compare(sum(recovered.values()))
 
 # %% [markdown]
-# In the lower panel, orange lies under pink, at zero: two kinds never recover. The server has been
-# well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
+# In the lower panel, orange lies under pink, at zero: two kinds do not recover in these two
+# minutes. The server has been well since second 24, but the retries keep it full. Such a state,
+# which outlives its cause, is
 # called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
 # only delays the same number of tries. (Drag the stall. At 2 s no request waits as long as a client's patience,
@@ -1024,7 +1052,7 @@ guess_recover.compare(sum(recovered.values()))
 mystery(1, 2, 3, 4, 5, 6)
 explore(
     draw.mystery_gauges,
-    "Mystery server 3 as it is: most blocks are free, and a first token takes many seconds.",
+    "Mystery server 3 as it is: most blocks are free, and most first tokens take seconds.",
     "52.9",
     seed=(1, 6, 1, 3),
     knob="",
@@ -1132,16 +1160,17 @@ reveal(52, load_test=mine)
 # $$c = \frac{\text{bytes}}{\beta} + \frac{\text{FLOPs}}{\pi}, \qquad
 # \text{score} = \frac{\text{good answers}}{c}$$
 #
-# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for the
-# plain plan: 18.2 TB read and 2.76 PFLOP ($10^{15}$ FLOPs) computed cost 18,200 / 300 = 60.7 s and 2,760
-# / 121 = 22.8 s, together 83.5 s of the GPU. (FLOPs are counted by the simple model, with the head for
-# each token of a prompt. The rule is the same for all plans.) A decode step reads the weights once, for
-# one sequence or for sixty. So a plan is cheap if its steps are full, its prompts are computed once, and
-# its requests do not fail. As in Figure 25.1, where each way to serve is a rung of a ladder, change one field at a
-# time, and see the score of each rung. (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps
-# are emptier, so more of them read the weights.) The cell shows the fields of a plan, and prints the
-# plain plan's score, its kinds of requests and the gauges that say what is full; `score_of(plan, 2)` is
-# the second trace.
+# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand,
+# for the plain plan: 18.2 TB read and 2.76 PFLOP ($10^{15}$ FLOPs) computed cost 18,200 / 300 =
+# 60.7 s and 2,760 / 121 = 22.8 s, together 83.5 s of the GPU. (FLOPs are counted by the simple
+# model, with the head for each token of a prompt. The rule is the same for all plans.) A decode
+# step reads the weights once, for one sequence or for sixty. So a plan is cheap if its steps are
+# full, its prompts are computed once, and its requests keep their objectives. Climb from the plain
+# plan as on a ladder: change one field at a time, and see the score of each rung. (A prefix cache
+# that hits makes prompts cheaper, and steps shorter. Shorter steps are emptier (each request is
+# done sooner, so fewer run at once), so more of them read the weights.) The cell shows the fields
+# of a plan, and prints the plain plan's score, its kinds of requests and the gauges that say what
+# is full; `score_of(plan, 2)` is the second trace.
 
 # %%
 show(Plan)
@@ -1174,7 +1203,7 @@ reveal(52, make_plan=my_plan)
 # slots, and a step of up to 2,048 tokens. This is the real engine on this machine, so turn both knobs that
 # the pictures ask for, and put the same load on it.
 #
-# What should they buy? The stutter should be nearly gone. The longest wait should stay nearly as long,
+# What should they buy? The stutter should shrink. The longest wait should stay nearly as long,
 # because it is the long text's own prefill, and more slots do not let this processor compute faster.
 # Requests just behind it still wait, too, as in system 2. Has the bottleneck moved? It is arithmetic now.
 
@@ -1196,17 +1225,19 @@ measured("after", again.itl.max, "s")
 measured("the longest gap, before divided by after", before.itl.max / again.itl.max, "times")
 
 # %% [markdown]
-# The stutter is nearly gone: the longest gap has fallen to a fraction (compare it with 100 ms), and the
+# The stutter has shrunk: the longest gap has fallen to a fraction (compare it with 100 ms), and
+# the
 # median wait has fallen, too. The longest wait is about as long as before. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
 # takes about as long in chunks as in one step (on some machines rather longer). If yours has
-# fallen to a fraction instead, another program disturbed the first measurement: run its cell again, and
-# then this one.
+# fallen to a fraction instead, another program probably disturbed the first measurement: run its
+# cell again, and then this one.
 #
 # And the number of the beginning, the longest wait divided by the shortest? It may well have *grown*,
 # although the server is better. The longest wait is about as before, or somewhat longer. The shortest one is
-# that of a short request on an idle engine. Neither knob changes it; it lasts some milliseconds, and chance
-# moves it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better ones.
+# that of a short request on an idle engine. Neither knob changes it; it is short, and chance moves
+# it. A quotient of two extremes is a poor objective; the median, the tail and the gaps are better
+# ones.
 #
 # ## The opening test, once more
 #
@@ -1250,7 +1281,7 @@ verdicts(
         f"{tails['B']:,.0f} ms; {stuck['A']:.0%} and {stuck['B']:.0%} of visits of 12 requests "
         "meet more than a second",
         holds(stuck["A"] > 5 * stuck["B"]),
-        "a visit is as bad as its worst request; for a single request most would prefer A",
+        "a visit of twelve requests often meets A's tail; a single request is usually quicker on A",
     ),
     Claim(
         "Goodput collapses before throughput does",
@@ -1313,7 +1344,7 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; a stall of 2 s, well below the patience, causes no retry",
+        "backoff delays tries, a budget limits them; a stall of 2 s, well below the patience, causes no retry",
     ),
 )
 
@@ -1326,9 +1357,9 @@ verdicts(
 #   percentiles of several servers come from the sum of their histograms.
 # - A closed loop sends nothing while the server stands still. An open loop sends on, and shows the wait.
 # - Goodput counts the requests per second that keep every objective. Beyond saturation throughput stays
-#   on its plateau, and goodput goes to 0, because the queue only grows. Measure both in a window after
+#   on its plateau, and goodput goes to 0, because the queue grows. Measure both in a window after
 #   the start: what a report of a whole load shows there depends on the load's length. The price of a good
-#   token follows goodput.
+#   token falls when goodput rises.
 # - Latencies are those of requests that were served. Count refused, failed and abandoned requests apart.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
 # - Diagnosis: name the saturated resource, then the layer whose knob mends it, change one thing, measure
@@ -1338,9 +1369,10 @@ verdicts(
 #   arithmetic is full. When the batch slots are full, and blocks and arithmetic are free, add slots: refusing
 #   alone hides the fault. If one customer or job fills them, limit it first, because the next one may be larger
 #   than any number of slots. A limit per key is for fairness among tenants.
-# - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
-# - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
-#   may not.
+# - The least cost comes from full steps, prompts that are computed once, and requests that keep
+#   their objectives.
+# - Retries can keep a healthy server full. Budgets and cancelled work can end a storm; backoff
+#   alone may not.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -1355,23 +1387,25 @@ verdicts(
 # estimate from the sum.</details>
 #
 # <details><summary>3. TTFT p99 is 8 s, ITL is fine, the KV cache is 30 % used, arithmetic 95 %. A colleague doubles `--max-num-seqs`. What do you expect?</summary>
-# No gain: arithmetic is full, so more requests that run share the same arithmetic. Either less work
-# must arrive (a prefix cache that hits, a limit at the gateway), or a second machine must share
-# it.</details>
+# No gain: arithmetic is full, so more requests that run share the same arithmetic. Either less
+# must be computed (a prefix cache that hits, a limit at the gateway), or there must be more
+# arithmetic, such as that of a second machine.</details>
 #
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**,
 #   **[SGLang](https://docs.sglang.io/references/production_metrics.html)** and
 #   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)** (Hugging
-#   Face's Text Generation Inference) export Prometheus metrics as here (SGLang with `--enable-metrics`; TGI is in maintenance mode, and its makers
-#   recommend the other two). All three can also send traces of single requests by
+#   Face's Text Generation Inference) export Prometheus metrics as here (SGLang with
+#   `--enable-metrics`; TGI's repository has been archived since March 2026). All three can also
+#   send traces of single requests by
 #   OpenTelemetry, a standard format for "where the time went" across several programs.
 # - **vLLM**, SGLang and **TensorRT-LLM** can run prefill and decode on different GPUs
 #   ([disaggregation](https://docs.vllm.ai/en/latest/features/disagg_prefill/)): then a long prompt
 #   does not interrupt other answers. vLLM's page says that this controls the tail of ITL and does
 #   not raise throughput.
-# - Routers before several engines choose a server by prefix, by queue, or by tenant
+# - Routers before several engines choose a server by prefix, by queue, or by session (a
+#   conversation's requests go to the same one)
 #   ([llm-d](https://llm-d.ai/docs/architecture/core/router), SGLang's router, vLLM's production
 #   stack). Autoscalers start and stop machines by queue length or by a latency.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)**'s
@@ -1389,7 +1423,7 @@ verdicts(
 # |---|---|---|
 # | a laptop, one user | llama.cpp, Ollama; on Apple's chips MLX (Apple's library), too | files in 4 bits, one program, no GPU needed |
 # | one GPU or a node, many users | vLLM, SGLang | continuous batching, prefix cache, most models soon after their release |
-# | NVIDIA GPUs, one model for long | TensorRT-LLM beside these two | kernels for one maker's chips, for more work at the start |
+# | NVIDIA GPUs, one model for long | TensorRT-LLM beside these two | kernels for one maker's chips |
 # | many nodes | a router (llm-d, SGLang's, NVIDIA's Dynamo) before such engines | placement by prefix and queue, prefill apart |
 # | a wish to read or change the engine | minigen, nano-vllm, mini-sglang | small enough to read whole |
 #

@@ -16,8 +16,8 @@ Try it, in a notebook or a script, with `mine` as your part:
         print(name, mine(16_384, 8, link.latency, link.bandwidth))
 
 Harder: Set the two formulas equal, and solve for the bytes. From which message size on is the
-ring faster on 8 ranks over NVLink 4, with 2 µs and 450 GB/s? How many tokens of Llama-3-70B's
-8,192 numbers in bfloat16 is that?
+ring faster on 8 ranks over NVLink 4 (between NVIDIA's GPUs), with 2 µs and 450 GB/s? How many
+tokens of Llama-3-70B's 8,192 numbers in bfloat16 is that?
 """
 
 # exercise: minigen_course.ch41_tensor_parallel.lesson.choose_all_reduce
