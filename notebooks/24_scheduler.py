@@ -934,7 +934,7 @@ mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
 # Now the third one goes into the engine, in a memory that is too small (and with a budget of 64
-# tokens, so the counts differ from those above). As long as yours has not passed, the course's own
+# tokens, so the number of preemptions differs from the one above). As long as yours has not passed, the course's own
 # runs, and the line below says so. `save_part` writes a part to a file with all that it uses; what
 # it returns is what `minigen serve --scheduler` takes (chapter 51's server).
 

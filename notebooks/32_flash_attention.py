@@ -490,8 +490,8 @@ def flash_attention(
     """Compute causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
 
     The queries are the last `tokens` positions of the context. A tile of queries does not read the
-    keys and values that none of its queries sees. Apart from the data of one tile, no tensor that
-    is allocated is larger than the result.
+    keys and values that none of its queries sees. Apart from the data of one tile and the mask of
+    its queries, no tensor that is allocated is larger than the result.
     """
     raise NotImplementedError  # your turn
 
@@ -538,9 +538,10 @@ picture(
 )
 
 # %% [markdown]
-# Written out, twice the tokens take nearly four times the memory: $O(n^2)$, read "of the order of $n$
-# squared". In tiles they take at most twice as much: $O(n)$. What is left in our loop
-# is the result and the data of one tile.
+# Written out, twice the tokens take nearly four times the memory: $O(n^2)$, read "of the order of
+# $n$ squared". In tiles they take at most twice as much: $O(n)$. What is left in our loop is the
+# result, the data of one tile, and the mask of its queries (64 by all keys that they see, a byte
+# each).
 #
 # ## And time?
 #
@@ -938,15 +939,14 @@ picture(
 # twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
 # Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
 # factor. A GPU has an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$.
-# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. It multiplies each row's maximum,
-# and the scores only where that is subtracted, because a GPU does both with one instruction.
+# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. Each row's maximum is multiplied by `scale` at once, the scores only where the maximum is subtracted, because a GPU multiplies and subtracts with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
 # without a mask has no trace of one. A position's block stands in the table at `positions //
 # BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. (`block_stride` and
 # `slot_stride` count the numbers from one block or slot to the next; `keys_ptr` and `values_ptr`
 # point at the program's KV head; `BLOCK_D` is the head's size rounded up to a power of two, at
-# least 16.) Below, blocks have 8 slots and the second sequence has the table [5, 1, 3]: position 21
+# least 16.) `starts` has the row at which each sequence's queries begin (chapter 22's `query_starts`). Below, blocks have 8 slots and the second sequence has the table [5, 1, 3]: position 21
 # is in entry 2, block 3, slot 5. The loop reads the table one tile ahead, so that the loads of keys
 # and values need not wait for it. With a window, a query may not have seen a key yet; `base` then
 # is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and `tl.dot(a, b, acc)` returns `acc` plus
@@ -969,7 +969,7 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # %% [markdown]
 # ## Tile size, warps and registers
 #
-# Larger tiles load less. But scores and weighted values must find room in a program's **registers**,
+# Tiles of more queries load less. But scores and weighted values must find room in a program's **registers**,
 # and tiles of keys and values in the **shared memory**: a program gets at most 167 kB of it on an
 # A100, 232 kB on an H100. (Two or three tiles of each, since Triton loads the next while it
 # computes one; the queries may lie there, too.) A program's registers are those of its **threads**:
@@ -1119,8 +1119,8 @@ verdicts(
     ),
     Claim(
         "FlashAttention is 2 to 4 times as fast as standard attention on a GPU",
-        f"modelled for a prompt of {n:,} tokens on an {h100.name}: bytes and operations allow "
-        f"{low:.1f} to {high:.1f} times; on this CPU torch's fused operator is "
+        f"modelled for a prompt of {n:,} tokens on an {h100.name}: the bounds lie "
+        f"{low:.1f} to {high:.1f} times apart; on this CPU torch's fused operator is "
         f"{mark(gains['a prompt of 2,048'], 'times')} as fast as written out",
         NOT_TESTED,
         "the traffic of scores is saved; how much that was depends on chip, length and baseline, "
@@ -1128,7 +1128,7 @@ verdicts(
         "[Dao 2023](https://arxiv.org/abs/2307.08691)",
     ),
     Claim(
-        "FlashAttention makes decoding faster, too",
+        "FlashAttention makes decoding much faster, too",
         f"one new token: scores are {row_of_scores / keys_and_values:.1%} of the bytes of keys and "
         f"values, so at most {at_most:.2f} times by bytes; against a control without copies "
         f"{mark(gains['one token, the control'], 'times')} on this CPU",

@@ -371,7 +371,7 @@ print(*pieces, sep="\n")
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
 #
-# The course sorts parts of the stack into layers (chapter 00). This chapter is one of them:
+# The course sorts parts of the stack into layers (chapter 00). This chapter is about one of them:
 #
 # | layer | its part of a request | where you met it |
 # |---|---|---|
@@ -860,8 +860,8 @@ reveal(51, chat_events=mine)
 # status 200 has already been sent, so the error must be an event. These limits, the keys and the
 # time-out are **middleware**: rings around the app that know no model. The printed text at the end
 # is their module's own (ASGI is explained below it; CORS are rules by which a browser decides what
-# a page may read from another origin (scheme, host and port), and in some cases it asks first: a
-# *preflight*).
+# a page may read from another origin (`http` or `https`, host and port), and in some cases it asks
+# first: a *preflight*).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:

@@ -164,17 +164,18 @@ picture(
 # is 0.3 s, the gaps are 0.1, 0.1 and 0.9 s, TPOT is (1.4 − 0.3) / 3 = 0.37 s, and E2E is 1.4 s. Two of
 # three gaps are short, one is a stutter, and TPOT shows neither.
 #
-# An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share and a period:
-# 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error budget**, and an alert asks how fast
-# it is used up. Papers on serving often call the limit alone an SLO, and so does this chapter.)
-# Some guides call a TTFT below 500 ms good and one above 5 s broken, and say that gaps below 30 ms
-# flow and that gaps above 100 ms are noticed. (MLPerf, an industry benchmark, has an
-# [interactive test](https://mlcommons.org/2025/04/llm-inference-v5). That of 2025 allows a 70B
-# model 450 ms for the TTFT and 40 ms per output token, in 99 of 100 requests.) This chapter uses
-# 500 ms and 100 ms. A request **keeps** the ITL objective if the p95 of its gaps (the gap that 95
-# of 100 of them do not exceed; where it falls between two gaps, a line is drawn between these) is
-# short enough: roughly, fewer than one gap in twenty may be long. So in an answer of more than 21
-# tokens one long gap does not count.
+# An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share
+# and a period: 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error
+# budget**, and an **alert** (a rule that sends a message when it is broken) asks how fast it is
+# used up. Papers on serving often call the limit alone an SLO, and so does this chapter.) Some
+# guides call a TTFT below 500 ms good and one above 5 s broken, and say that gaps below 30 ms flow
+# and that gaps above 100 ms are noticed. (MLPerf, an industry benchmark, has an [interactive
+# test](https://mlcommons.org/2025/04/llm-inference-v5). That of 2025 allows a 70B model 450 ms for
+# the TTFT and 40 ms per output token, in 99 of 100 requests.) This chapter uses 500 ms and 100 ms.
+# A request **keeps** the ITL objective if the p95 of its gaps (the gap that 95 of 100 of them do
+# not exceed; where it falls between two gaps, a line is drawn between these) is short enough:
+# roughly, fewer than one gap in twenty may be long. So in an answer of more than 21 tokens one long
+# gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
 # (`minigen.bench.report.Outcome`), even if the **load generator**, the program that sends a test's

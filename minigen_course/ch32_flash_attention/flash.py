@@ -84,8 +84,8 @@ def flash_attention(
     """Compute causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
 
     The queries are the last `tokens` positions of the context. A tile of queries does not read the
-    keys and values that none of its queries sees. Apart from the data of one tile, no tensor that
-    is allocated is larger than the result.
+    keys and values that none of its queries sees. Apart from the data of one tile and the mask of
+    its queries, no tensor that is allocated is larger than the result.
     """
     mixed = torch.empty_like(q)
     for begin in range(0, len(q), tile):
