@@ -134,10 +134,10 @@ guess_waste.compare(100 * final_waste, "%", measured=True)
 #
 # `run_through` is a simulation: each running request gets one token per step, and waiting requests
 # start in order, as soon as they fit. It calls `hold(request, tokens)` when a request starts, with
-# the slots that it asks for, and then in each step with one token more. False means that there is
-# no room. `pieces` has (first slot, number of slots) for each request. Unless the text says
-# otherwise, a share is of the whole memory, averaged over the steps in which at least one request
-# waits. When no request waits, unused memory harms no one.
+# the slots that it asks for, and then in each step with the number of its tokens plus one. False
+# means that there is no room. `pieces` has (first slot, number of slots) for each request. Unless
+# the text says otherwise, a share is of the whole memory, averaged over the steps in which at least
+# one request waits. When no request waits, unused memory harms no one.
 
 
 # %%
@@ -245,7 +245,7 @@ replay(
 # Best fit changes little here. And knowing the lengths does not end the waste. An answer of 500
 # tokens owns 500 slots from its first step to its last, and on average about half of them are
 # empty. And because the pieces differ in size, the gaps between them are often too small for the
-# next request, and those behind it wait, too.
+# next request, and the requests behind it wait, too.
 #
 # ## The idea: pieces of one size
 #
@@ -447,9 +447,10 @@ for name, (weights, per_token) in models.items():
 guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
-# Such a step leaves most of the card's arithmetic unused (chapter 17): the memory is
-# full first, and wasted slots are sequences that wait. (Blocks save capacity, not bandwidth: each
-# decode step still reads the keys and values of every token.)
+# A decode step of that many sequences still leaves most of the card's arithmetic unused, since
+# reading their keys and values takes time, too (chapter 17): the memory is full first, and wasted
+# slots are sequences that wait. (Blocks save capacity, not bandwidth: each decode step still reads
+# the keys and values of every token.)
 #
 # ## Several owners
 #

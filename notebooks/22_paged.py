@@ -743,7 +743,7 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 # %% [markdown]
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
 # reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and
-# those first, fullest steps are left out (as are the last ones, when few run in either). And a
+# those first steps, with the most requests, are left out (as are the last ones, when few run in either). And a
 # preempted request is computed again as a whole prompt. Without the repeats both ways compute about
 # the same tokens, so the gain in useful tokens per step is the ratio of the steps (the line before
 # the last). Why are there repeats? A request starts as soon as its prompt finds blocks, then all

@@ -760,13 +760,14 @@ reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 # minute, and the second request crashes the server. But this happens only with some questions: with one
 # word more, everything works.*
 #
-# Find the mistake. First reproduce it with a test that fails on this cache and passes on every correct
-# one. Then fix the cache, in the cell below. Your test is judged as well, on caches that are
-# correct and on some with a mistake of the same family. (It needs the package's allocator: `from
-# minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the
+# Find the mistake. First reproduce it with a test that fails on this cache and passes on every
+# correct one. Then fix the cache, in the cell below. Your test is judged as well, on caches that
+# are correct and on some with a mistake of the same family. (It needs the package's allocator:
+# `from minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the
 # interface.) `serve_toy` runs the real engine around a toy model, whose next token follows from all
-# tokens that it reads. (There the crash says that `allocate` was called twice: it returns how many
-# tokens to compute, 0 also means "no room", and so the scheduler calls it again.)
+# tokens that it reads. (There the crash says that `allocate`, the [block
+# manager's](../docs/glossary.md#block-manager), was called twice: it returns how many tokens to
+# compute, 0 also means "no room", and so the scheduler calls it again.)
 #
 # It has happened. nano-vllm crashed on prompts of exactly one block
 # ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed a crash on

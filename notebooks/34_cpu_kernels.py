@@ -857,9 +857,9 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # by rows and the lanes apart until the row's end. A register of it has two groups, so its inputs,
 # its starting sums (`start`) and its scales differ from lane to lane. (`add_lane_dots` is the byte
 # instruction with other inputs in each lane, `two_scales` puts one scale into lanes 0 to 7 and the
-# next into 8 to 15, and `in_floats` converts.) (On ARM processors with `sdot` and without `usdot`,
-# such as Apple's M1, the byte instruction is made of two. In panels the second one serves all
-# lanes, by rows it does not. So there the comparison shows more than the layout.)
+# next into 8 to 15, and `in_floats` converts.) (On ARM processors that multiply signed bytes by
+# signed ones only, such as Apple's M1, the byte instruction is made of two. In panels the second
+# one serves all lanes, by rows it does not. So there the comparison shows more than the layout.)
 
 
 # %%
