@@ -183,8 +183,7 @@ measured("that took", static_seconds, "s")
 # they do not overlap at all. The machine's [**knee**](../docs/glossary.md#knee) is the batch size
 # at which the part that grows takes as long as the other: $n \cdot t_{row} = t_{read}$, or $n \cdot
 # t_{add} = t_{fixed}$. By the formula with the max, another sequence costs nothing left of the
-# knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But by
-# this one, too, left of the knee the larger part of a step is fixed, so twice the batch takes less
+# knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But by the sum, too, left of the knee the larger part of a step is fixed, so twice the batch takes less
 # than 1.5 times as long; far right of the knee it takes nearly twice as long.
 #
 # For ten batch sizes from 1 to 32, the cell times six steps (`read_along` gives the model the next token
@@ -276,8 +275,7 @@ picture(
 # had the processor: run the cell again.)
 #
 # Some rules of thumb name no machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
-# only 5 to 10 %. Compare them with your bars. With weights in bfloat16, a large GPU has its knee
-# at 150 sequences or more (an H100 at 295: two operations and two bytes per weight, 989 TFLOP/s
+# only 5 to 10 %. Compare them with your bars. With weights in bfloat16, most large GPUs have their knee at 150 sequences or more (an H100 at 295: two operations and two bytes per weight, 989 TFLOP/s
 # over 3.35 TB/s), so there 32 sequences are hardly the beginning. What often ends its batch first
 # is **memory**. The next cell computes it from bytes and operations alone, for a model of 70
 # billion weights in 8 bits: as many sequences fit as (memory - weights - 1 GB to work in) / (bytes
@@ -612,8 +610,7 @@ for budget in (1024, 64):
 # makes no sense, because such a step would take no less time; this clock's knee is at 8 tokens. (A
 # token of a prompt costs as much arithmetic here as a sequence that decodes, so the knee counts
 # tokens, too.) So 16 to 64 are good budgets **here**: their gaps are far below 100 ms, and which
-# of them to take depends on how long a prompt may wait. A large GPU has its knee at 150 tokens or
-# more, and engines on it use 512 to 16,384.
+# of them to take depends on how long a prompt may wait. Most large GPUs have their knee at 150 tokens or more, and engines on it use 512 to 16,384.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts
 # that by the clock each token came at the same time as in the simulation.

@@ -443,8 +443,9 @@ guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 # hands out the lowest free blocks. (It raises no error if too few are free, since the block manager
 # asks `num_free` first.) The scheduler starts requests in the order of arrival, each with its whole
 # prompt (one longer than the token budget would block the queue), and a sequence that gets no block
-# **gives way** (is preempted, chapter 24): it frees all its blocks and goes back to the front of
-# the queue. Without that rule, a full cache could stop every running sequence forever. A sequence
+# **gives way** (is preempted; unlike in chapter 24, it may be the first, because the last is asked
+# first and may take the last free block): it frees all its blocks and goes back to the front of the
+# queue. Without that rule, a full cache could stop every running sequence forever. A sequence
 # starts only if all its tokens fit into the step's budget. So each chunk gives a token (if no
 # request asks for its prompt's probabilities), and `commit` can pair them. The engine makes a
 # `SampledToken` of each id that a sampler returns. This sampler takes the most likely token. (The
@@ -559,8 +560,8 @@ print(f"with 9 blocks: {len(finished)} answers,", end=" ")
 print("some gave way" if made[0].num_preempted else "none gave way")
 
 # %% [markdown]
-# Many faults are reported at once, with the name of the part, instead of surfacing hours later as a
-# strange answer. This allocator notes no owners, so it would give the same blocks to the next
+# Many faults are reported immediately, with the name of the part, instead of surfacing hours later
+# as a strange answer. This allocator notes no owners, so it would give the same blocks to the next
 # sequence, too. The engine counts owners as well. (The first prompt takes two blocks.)
 
 

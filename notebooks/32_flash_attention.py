@@ -882,7 +882,7 @@ reveal(32, flash_kernel=my_kernel)
 # | FlashAttention | $\Theta(N^2 d^2 / M)$ |
 #
 # ($\Theta$ means: up to a constant factor, from above and from below.) The paper also shows that no
-# exact method can do better, by more than a constant factor, for every $M$ in that range. Written
+# exact method is better, by more than a constant factor, for all $M$ in that range at once. Written
 # out in three operators that ignore the mask, the least is $4 N^2 + 4 N d$ numbers: scores written
 # and read, weights written and read, and Q, K, V and the result once each. So, leaving the terms in
 # $N d$ aside, our causal tiles win if $4 N^2 d^2 / M$ is less than $4 N^2$, that is, if $d^2 < M$.
@@ -939,7 +939,7 @@ picture(
 # twice: without the mask before the diagonal (unless there is a window), and with it on the diagonal.
 # Below is the loop, which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second
 # factor. A GPU has an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$.
-# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. Each row's maximum is multiplied by `scale` at once, the scores only where the maximum is subtracted, because a GPU multiplies and subtracts with one instruction.
+# So `scale` is $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would. Each row's maximum is multiplied by `scale` as soon as it is found, the scores only where the maximum is subtracted, because a GPU multiplies and subtracts with one instruction.
 #
 # Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
 # without a mask has no trace of one. A position's block stands in the table at `positions //
