@@ -423,7 +423,7 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # sequence, and the outer floor whole sequences. (In chapter 00, $W$ was the working memory, $N$ the
 # number of weights, $L$ the layers and $b$ the bits per weight.)
 #
-# Predict: a card has 80 GB. Let all of it be for weights and cache. 
+# Predict: a card has 80 GB. Let all of it be for weights and cache.
 # Llama-3-70B in 8 bits takes about 70 GB of it, and 327,680 bytes per token. How many sequences of
 # 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for Llama-3.1, of the
 # same shapes.)

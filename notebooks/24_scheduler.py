@@ -509,7 +509,9 @@ print(
 )
 guess_spread.compare(round(max(ratios), 1), "times")
 tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
-by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)  # nothing to read: the sum
+by_sum_here = StepTime(
+    read=0.0, token=add_seconds, overhead=fixed_seconds
+)  # nothing to read: the sum
 ends = {
     name: [simulate(tenth_long, settings(name), clock) for clock in (step_time, by_sum_here)]
     for name in ("static", "continuous")

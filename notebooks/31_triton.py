@@ -363,12 +363,13 @@ explore(
 # %% [markdown]
 # ## Your turn: two loads and a store
 #
-# Seven kernels are yours in this chapter (an eighth is in the [exercises](../exercises/31_triton.ipynb)),
-# and, at the end, a tuner, which tries sizes of a kernel and keeps the fastest. `check` runs yours in the
-# interpreter with every load and store watched, and says the first thing that is wrong; `hint=1` helps.
-# They are plain functions: `check` and `launch` turn them into kernels, and take one with `@triton.jit`
-# as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU in the interpreter,
-# or on a GPU.
+# Seven kernels are yours in this chapter (an eighth is in the
+# [exercises](../exercises/31_triton.ipynb)), and, at the end, a tuner, which tries sizes of a
+# kernel (its block, or its number of warps) and keeps the fastest. `check` runs yours in the
+# interpreter with every load and store watched, and says the first thing that is wrong; `hint=1`
+# helps. They are plain functions: `check` and `launch` turn them into kernels, and take one with
+# `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU
+# in the interpreter, or on a GPU.
 #
 # The first adds two vectors, one of them scaled. With the places $p \cdot B$ to $p \cdot B + B - 1$ of
 # program $p$:
@@ -930,11 +931,12 @@ picture(
 # or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds. That is
 # our mask.
 #
-# Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
-# a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
-# thread of the H100 below can load at once. The figure opens the block twice: its first warp has lanes 0
-# to 255, and this warp's first thread has lanes 0 to 7. If each thread loads its 16 bytes at once, the
-# warp's load is coalesced: it wants 512 neighbouring bytes, 16 sectors.
+# Triton runs a program by 4 warps unless the launch asks for another number (`num_warps=8`, an
+# option of Triton's). 4 warps are 128 threads, so a block of 1,024 numbers gives each thread 8 of
+# them; in 16 bits, that is 16 bytes, the most that a thread of the H100 below can load at once. The
+# figure opens the block twice: its first warp has lanes 0 to 255, and this warp's first thread has
+# lanes 0 to 7. If each thread loads its 16 bytes at once, the warp's load is coalesced: it wants
+# 512 neighbouring bytes, 16 sectors.
 #
 # The chip below is an H100. With 4,096 numbers the mask cuts off nothing, and with 4,097 it does. Here
 # are three predictions. The first is about the load and the store of `square_kernel`. The second is about

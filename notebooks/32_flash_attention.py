@@ -785,7 +785,7 @@ reveal(32, unmasked_kernel=my_unmasked)
 #    (`tl.where(condition, a, b)`), whose weight is 0. Weights are float32; `tl.dot` wants both
 #    tiles of one dtype: `weights.to(values.dtype)`. `tl.minimum` is the smaller of two.
 # 3. **The end of the loop.** No key after the program's last query is loaded. For 35 new tokens after
-#    6 cached ones, with `BLOCK_M` = 16:
+#    6 cached ones, with `BLOCK_M` = 16 (queries in a tile):
 #
 # | program | rows of q | positions | keys to load |
 # |---|---|---|---|

@@ -1294,7 +1294,7 @@ verdicts(
         holds(table_share >= 0.1),
         "a block's entry is 8 bytes beside thousands; what was slow was the copy. The wait for the entry "
         "costs time, which bytes do not show: Kwon et al. 2023 (section 7.1) measured 20 to 26 % "
-        "more time for their whole paged kernel than for FasterTransformer's, which has no pages",
+        "more time for their whole paged kernel than for that of FasterTransformer, an older library without pages",
     ),
     Claim(
         "More splits cost much traffic, because their parts are written and read again",

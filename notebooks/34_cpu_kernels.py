@@ -1392,7 +1392,9 @@ def empty_phases(pool, step, count, done):
 
 def of_a_phase(team, seconds=1.0):
     """The least seconds of an empty phase, of runs in which every thread did its part."""
-    done = np.zeros((team.num_threads, 32), np.int32)  # a cache line each: writers of one would wait
+    done = np.zeros(
+        (team.num_threads, 32), np.int32
+    )  # a cache line each: writers of one would wait
     team.run(1000, empty_phases, 1000, done)
     until, shared = time.perf_counter() + seconds, []
     while time.perf_counter() < until:
