@@ -1041,13 +1041,13 @@ guess_recover.compare(sum(recovered.values()))
 # look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
 # of the cache is free, and still most first tokens take seconds.
 #
-# In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at most). In
-# some servers such a fix raises goodput, sometimes much. In most it is not enough, and in one it is, but
-# only by refusing requests that the right fix serves; so look at *refused*, too. The cell prints all
-# vital signs, and the one after it tries a knob on seed 3 (there, `*` marks what has changed). It is not
-# enough: is the layer wrong, or only the knob? Then use the picture: choose a seed, write a flag, with
-# its value if it takes one, as in `--max-queue 4`, and press Enter. (The faults stand in `mystery.py`.
-# Open it afterwards.)
+# In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at
+# most). In some servers such a fix raises goodput, sometimes much. In most it is not enough, and in
+# one it is, but only by refusing requests that the right fix serves; so look at *refused*, too; the
+# check takes the right layer alone. The cell prints all vital signs, and the one after it tries a
+# knob on seed 3 (there, `*` marks what has changed). It is not enough: is the layer wrong, or only
+# the knob? Then use the picture: choose a seed, write a flag, with its value if it takes one, as in
+# `--max-queue 4`, and press Enter. (The faults stand in `mystery.py`. Open it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -1149,11 +1149,14 @@ reveal(52, load_test=mine)
 # %% [markdown]
 # ## Your turn: the capstone
 #
-# Thirty seconds of traffic, a **trace** (a list of requests, each with its time of arrival, its prompt and
-# the length of its answer): five chats per second, whose prompts share 800 tokens of instructions behind four
-# tokens that differ, a long document now and then, and a nightly job of 24 requests at second 12. Chats and
-# documents have the two objectives of this chapter, and the job's answers must be complete within 30 s. You
-# choose the flags, the precision of weights and cache, and what the clients send.
+# Thirty seconds of traffic, a **trace** (a list of requests, each with its time of arrival, its
+# prompt and the length of its answer): five chats per second, whose prompts share 800 tokens of
+# instructions behind four tokens that differ, a long document now and then, and a nightly job of 24
+# requests at second 12. Chats and documents have the two objectives of this chapter, and the job's
+# answers must be complete within 30 s. (Chats have 40 to 120 tokens of their own and 60 to 120 of
+# answer, documents 1,200 to 1,800 and 30 to 60, the job's requests 300 to 500 and 60 to 100. The
+# check wants 97 % of all requests to keep theirs, and 95 % of the score of the course's plan, on
+# two traces.) You choose the flags, the precision of weights and cache, and what the clients send.
 #
 # The cost is counted, so that it is the same on every machine. With the bytes that all steps read
 # and the FLOPs that they compute,

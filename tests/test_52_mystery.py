@@ -2,10 +2,12 @@
 
 import pytest
 
+from minigen_course.ch52_slo.exercises import diagnosis_of_seed
 from minigen_course.ch52_slo.lesson import LAYERS, RESOURCES
 from minigen_course.ch52_slo.mystery import (
     FLAGS,
     NEAR,
+    Diagnosis,
     diagnose,
     goal_of,
     goodput_of,
@@ -16,6 +18,7 @@ from minigen_course.ch52_slo.mystery import (
     try_knob,
     vitals_of,
 )
+from minigen_course.grading.exercise import Wrong
 
 SEEDS = range(1, 7)
 
@@ -29,6 +32,14 @@ def test_the_packages_diagnosis_cures_and_a_full_queue_does_not(seed: int) -> No
     assert goal_of(seed) == pytest.approx(NEAR * goodput_of(seed, found.knob), abs=0.006)
     assert goal_of(seed) > 1.1 * goodput_of(seed)
     assert goodput_of(seed, "--max-queue 4") < goal_of(seed), "the decoy of another layer"
+
+
+def test_a_wrong_layer_that_only_refuses_is_no_diagnosis() -> None:
+    decoy = Diagnosis("blocks", "gateway", "--max-in-flight-per-key 20")
+    assert goodput_of(6, decoy.knob) >= goal_of(6), "by refusing, it reaches the goal"
+    assert layer_of(decoy.knob) == decoy.layer
+    with pytest.raises(Wrong, match="another one than gateway"):
+        diagnosis_of_seed(6)(lambda seed: decoy)
 
 
 def test_every_resource_that_a_setting_relieves_is_a_fault_once() -> None:

@@ -210,6 +210,11 @@ def diagnosis_of_seed(seed: int) -> Check:
             found.layer == owner,
             f"the layer is {found.layer!r}; it should be the one that owns {found.knob}.",
         )
+        expect(
+            found.layer == package_diagnosis(seed).layer,
+            f"{found.knob} reaches the goal, but the layer should be another one than "
+            f"{found.layer}: its knob can serve what this one refuses.",
+        )
 
     check_diagnosis.__doc__ = f"the mystery server of seed {seed}:"
     return check_diagnosis
