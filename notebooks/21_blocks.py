@@ -448,9 +448,9 @@ guess_fit.compare(lesson.sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16)
 
 # %% [markdown]
 # A decode step of that many sequences still leaves most of the card's arithmetic unused, since
-# reading their keys and values takes time, too (chapter 17): the memory is full first, and wasted
-# slots are sequences that wait. (Blocks save capacity, not bandwidth: each decode step still reads
-# the keys and values of every token.)
+# reading the weights and all keys and values takes longer (chapter 17): the memory is full first,
+# and wasted slots are sequences that wait. (Blocks save capacity, not bandwidth: each decode step
+# still reads the keys and values of every token.)
 #
 # ## Several owners
 #

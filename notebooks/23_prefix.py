@@ -538,8 +538,8 @@ guess_clock.compare(found_dated)
 # 3. **Equal tokens are not always equal keys.** They differ if the weights do (some servers add a
 #    small correction of a customer's own to some matrices, a **LoRA adapter**), or if another image
 #    is meant by the same tokens (a prompt with an image has placeholder tokens in its place). And a
-#    prompt that is found (a **hit**) is faster than one that is not (a **miss**), so a stranger may
-#    find out by timing whether a question was asked before. A
+#    prompt whose beginning is found (a **hit**) is faster than one of which nothing is found, so a
+#    stranger may find out by timing whether a question was asked before. A
 #    [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
 # 4. **What changes goes to the end.** With a clock in front of the rules, nothing is found once it has changed.
 #

@@ -276,7 +276,7 @@ picture(
 #
 # Some rules of thumb name no machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
 # only 5 to 10 %. Compare them with your bars. With weights in bfloat16, most large GPUs have their knee at 150 sequences or more (an H100 at 295: two operations and two bytes per weight, 989 TFLOP/s
-# over 3.35 TB/s), so there 32 sequences are hardly the beginning. What often ends its batch first
+# over 3.35 TB/s), so there 32 sequences are hardly the beginning. What often ends the batch first
 # is **memory**. The next cell computes it from bytes and operations alone, for a model of 70
 # billion weights in 8 bits: as many sequences fit as (memory - weights - 1 GB to work in) / (bytes
 # of one sequence's keys and values). The weights are 70.6 GB, of which a step reads 69.5 (chapter
@@ -509,9 +509,8 @@ print(
 )
 guess_spread.compare(round(max(ratios), 1), "times")
 tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
-by_sum_here = StepTime(
-    read=0.0, token=add_seconds, overhead=fixed_seconds
-)  # nothing to read: the sum
+# nothing to read: the sum
+by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)
 ends = {
     name: [simulate(tenth_long, settings(name), clock) for clock in (step_time, by_sum_here)]
     for name in ("static", "continuous")
@@ -611,8 +610,9 @@ for budget in (1024, 64):
 # complete earlier. The price of a small budget is the long prompt's TTFT. A budget below the knee
 # makes no sense, because such a step would take no less time; this clock's knee is at 8 tokens. (A
 # token of a prompt costs as much arithmetic here as a sequence that decodes, so the knee counts
-# tokens, too.) So 16 to 64 are good budgets **here**: their gaps are far below 100 ms, and which
-# of them to take depends on how long a prompt may wait. Most large GPUs have their knee at 150 tokens or more, and engines on it use 512 to 16,384.
+# tokens, too.) So 16 to 64 are good budgets **here**: their gaps are far below 100 ms, and which of
+# them to take depends on how long a prompt may wait. Most large GPUs have their knee at 150 tokens
+# or more, and engines on them use 512 to 16,384.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts
 # that by the clock each token came at the same time as in the simulation.

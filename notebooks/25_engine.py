@@ -443,11 +443,11 @@ guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 # hands out the lowest free blocks. (It raises no error if too few are free, since the block manager
 # asks `num_free` first.) The scheduler starts requests in the order of arrival, each with its whole
 # prompt (one longer than the token budget would block the queue), and a sequence that gets no block
-# **gives way** (is preempted; unlike in chapter 24, it may be the first, because the last is asked
-# first and may take the last free block): it frees all its blocks and goes back to the front of the
-# queue. Without that rule, a full cache could stop every running sequence forever. A sequence
-# starts only if all its tokens fit into the step's budget. So each chunk gives a token (if no
-# request asks for its prompt's probabilities), and `commit` can pair them. The engine makes a
+# **gives way** (is preempted; unlike in chapter 24, it may be the oldest, because the newest is
+# asked first and may take the only free block): it frees all its blocks and goes back to the front
+# of the queue. Without that rule, a full cache could stop every running sequence forever. A
+# sequence starts only if all its tokens fit into the step's budget. So each chunk gives a token (if
+# no request asks for its prompt's probabilities), and `commit` can pair them. The engine makes a
 # `SampledToken` of each id that a sampler returns. This sampler takes the most likely token. (The
 # engine checks what such parts do, and `num_free` scans all blocks. That costs a little, but rounds
 # differ, too, so the share below may exceed 100 %.)

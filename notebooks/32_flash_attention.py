@@ -946,11 +946,11 @@ picture(
 # BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. (`block_stride` and
 # `slot_stride` count the numbers from one block or slot to the next; `keys_ptr` and `values_ptr`
 # point at the program's KV head; `BLOCK_D` is the head's size rounded up to a power of two, at
-# least 16.) `starts` has the row at which each sequence's queries begin (chapter 22's `query_starts`). Below, blocks have 8 slots and the second sequence has the table [5, 1, 3]: position 21
-# is in entry 2, block 3, slot 5. The loop reads the table one tile ahead, so that the loads of keys
-# and values need not wait for it. With a window, a query may not have seen a key yet; `base` then
-# is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and `tl.dot(a, b, acc)` returns `acc` plus
-# the product.
+# least 16.) In the cell, `starts` is chapter 22's `query_starts`, blocks have 8 slots, and the
+# second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. The loop
+# reads the table one tile ahead, so that the loads of keys and values need not wait for it. With a
+# window, a query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur.
+# `acc` is $O$, and `tl.dot(a, b, acc)` returns `acc` plus the product.
 
 # %%
 from minigen.kernels.triton import prefill_attention

@@ -857,9 +857,10 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # by rows and the lanes apart until the row's end. A register of it has two groups, so its inputs,
 # its starting sums (`start`) and its scales differ from lane to lane. (`add_lane_dots` is the byte
 # instruction with other inputs in each lane, `two_scales` puts one scale into lanes 0 to 7 and the
-# next into 8 to 15, and `in_floats` converts.) (On ARM processors that multiply signed bytes by
-# signed ones only, such as Apple's M1, the byte instruction is made of two. In panels the second
-# one serves all lanes, by rows it does not. So there the comparison shows more than the layout.)
+# next into 8 to 15, and `in_floats` converts.) (On ARM processors that cannot multiply unsigned
+# bytes by signed ones, such as Apple's M1, the byte instruction is made of two. In panels the
+# second one serves all lanes, by rows it does not. So there the comparison shows more than the
+# layout.)
 
 
 # %%
@@ -1392,9 +1393,8 @@ def empty_phases(pool, step, count, done):
 
 def of_a_phase(team, seconds=1.0):
     """The least seconds of an empty phase, of runs in which every thread did its part."""
-    done = np.zeros(
-        (team.num_threads, 32), np.int32
-    )  # a cache line each: writers of one would wait
+    # a cache line each: writers of one would wait
+    done = np.zeros((team.num_threads, 32), np.int32)
     team.run(1000, empty_phases, 1000, done)
     until, shared = time.perf_counter() + seconds, []
     while time.perf_counter() < until:

@@ -166,7 +166,7 @@ picture(
 #
 # An **objective** (SLO, service-level objective) is a limit for a latency. (Operators add a share
 # and a period: 99 % of requests within 500 ms, over four weeks. The other 1 % is the **error
-# budget**, and an **alert** (a rule that sends a message when it is broken) asks how fast it is
+# budget**, and an **alert** (a rule for when a person gets a message) asks how fast the budget is
 # used up. Papers on serving often call the limit alone an SLO, and so does this chapter.) Some
 # guides call a TTFT below 500 ms good and one above 5 s broken, and say that gaps below 30 ms flow
 # and that gaps above 100 ms are noticed. (MLPerf, an industry benchmark, has an [interactive
@@ -1043,11 +1043,12 @@ guess_recover.compare(sum(recovered.values()))
 #
 # In every server, some knob in a wrong layer is tempting (the GPU still holds 3,300 blocks at
 # most). In some servers such a fix raises goodput, sometimes much. In most it is not enough, and in
-# one it is, but only by refusing requests that the right fix serves; so look at *refused*, too; the
-# check takes the right layer alone. The cell prints all vital signs, and the one after it tries a
-# knob on seed 3 (there, `*` marks what has changed). It is not enough: is the layer wrong, or only
-# the knob? Then use the picture: choose a seed, write a flag, with its value if it takes one, as in
-# `--max-queue 4`, and press Enter. (The faults stand in `mystery.py`. Open it afterwards.)
+# one it is, but only by refusing requests that the right fix serves; so look at *refused*, too.
+# (The check accepts only the right layer.) The cell prints all vital signs, and the one after it
+# tries a knob on seed 3 (there, `*` marks what has changed). It is not enough: is the layer wrong,
+# or only the knob? Then use the picture: choose a seed, write a flag, with its value if it takes
+# one, as in `--max-queue 4`, and press Enter. (The faults stand in `mystery.py`. Open it
+# afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
