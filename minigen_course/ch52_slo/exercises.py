@@ -181,14 +181,14 @@ def diagnosis_of_seed(seed: int) -> Check:
     """Return the check of a diagnosis of the mystery server of this seed."""
 
     def check_diagnosis(part: Callable[[int], Diagnosis]) -> None:
-        found = part(seed)
+        found, own = part(seed), package_diagnosis(seed)
         is_one = isinstance(found, Diagnosis)
         expect(is_one, f"returns {found!r}; it should return a Diagnosis(resource, layer, knob).")
         known = found.resource in RESOURCES
         expect(known, f"the resource is {found.resource!r}; it should be one of {RESOURCES}.")
         known = found.layer in LAYERS
         expect(known, f"the layer is {found.layer!r}; it should be one of {LAYERS}.")
-        if found.resource != package_diagnosis(seed).resource:
+        if found.resource != own.resource:
             raise Wrong(
                 f"the resource should be another one than {found.resource}: "
                 f"{_evidence(seed, found.resource)}."
@@ -211,7 +211,7 @@ def diagnosis_of_seed(seed: int) -> Check:
             f"the layer is {found.layer!r}; it should be the one that owns {found.knob}.",
         )
         expect(
-            found.layer == package_diagnosis(seed).layer,
+            found.layer == own.layer,
             f"{found.knob} reaches the goal, but the layer should be another one than "
             f"{found.layer}: its knob can serve what this one refuses.",
         )
