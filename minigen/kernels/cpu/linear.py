@@ -9,6 +9,8 @@ step of one token is bound by the bytes of the weights, a step of hundreds by th
 from functools import partial
 from typing import Any, NamedTuple
 
+from numba import njit
+
 from minigen.kernels.cpu.amx.products import (
     begin_tiles,
     by_tiles,
@@ -41,6 +43,7 @@ from minigen.kernels.cpu.thread_pool import (
     task_size,
 )
 
+GATED = 16  # tokens that are gated at once, after all of the task's panels
 AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
 
@@ -63,32 +66,32 @@ class Gate(NamedTuple):
     products: Any
 
 
-def _run_tile(tokens, task, weights, layer, inputs, first, groups, pairs):
-    raise OutsideKernelError
+class Target(NamedTuple):
+    """Where a panel's products go: token t's to `out` from `start + t * width` on, or `add`ed.
+
+    The panel's pairs lie in the worker's from `own_pairs` on; `ahead` is how many panels further
+    the next one is that this worker multiplies with.
+    """
+
+    panel: int
+    own_pairs: int
+    ahead: int
+    out: Any
+    start: int
+    width: int
+    add: bool
 
 
-@overload(_run_tile)
-def _tile_of_task(tokens, task, weights, layer, inputs, first, groups, pairs):
-    return _product if task.instance_class is Product else _gate
-
-
-def _product(tokens, task, weights, layer, inputs, first, groups, pairs):
-    total = product_tile(tokens, weights, layer, task.panel, inputs, first, groups, pairs, 0, 1)
-    at = first * task.width + task.panel * 16
-    if task.add:
-        total = add_stored(total, task.out, at, task.width)
-    store_tile(task.out, at, task.width, total)
-
-
-def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
-    products = task.products
-    for part in range(4):
-        panel, own_pairs = 4 * task.pair + part, part * groups * 16
-        tile = product_tile(
-            tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, 4
-        )
-        store_tile(products, part * 16, 64, tile)
-    _gate_products(task, products, first, len(tokens))
+@njit(inline="always")
+def _run_tile(tokens, target, weights, layer, inputs, first, groups, pairs):
+    total = product_tile(
+        *(tokens, weights, layer, target.panel, inputs, first, groups, pairs),
+        *(target.own_pairs, target.ahead),
+    )
+    at = target.start + first * target.width
+    if target.add:
+        total = add_stored(total, target.out, at, target.width)
+    store_tile(target.out, at, target.width, total)
 
 
 @partial(kernel, forceinline=True)
@@ -101,25 +104,6 @@ def _gate_products(task, products, first, num_tokens):
     for token in range(num_tokens):
         low, high = load(products, token * 64), load(products, token * 64 + 16)
         write_group(task.hidden, first + token, task.pair, task.ffn // 32, low, high)
-
-
-def _write_pairs_of(task: Any, weights: Any, layer: int, groups: int, pairs: Any) -> None:
-    """Write the pairs of all panels of a task."""
-    raise OutsideKernelError
-
-
-@overload(_write_pairs_of)
-def _write_pairs_of_task(task, weights, layer, groups, pairs):
-    if task.instance_class is Product:
-        return lambda task, weights, layer, groups, pairs: write_pairs(
-            weights, layer, task.panel, groups, pairs, 0
-        )
-
-    def write(task, weights, layer, groups, pairs):
-        for part in range(4):
-            write_pairs(weights, layer, 4 * task.pair + part, groups, pairs, part * groups * 16)
-
-    return write
 
 
 def _finish(task, count, products, first, num_tokens):
@@ -177,47 +161,83 @@ def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
 def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
     if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
         return lambda task, weights, layer, inputs, num_tokens, groups, pairs: None
-    return _run_by_vectors
+    return _one_panel if task.instance_class is Product else _panels_of_gate
 
 
-def _run_by_vectors(task, weights, layer, inputs, num_tokens, groups, pairs):
-    """Run a task for all tokens: the widest tiles first, then tiles of four, two and one.
+def _one_panel(task, weights, layer, inputs, num_tokens, groups, pairs):
+    target = Target(task.panel, 0, 1, task.out, task.panel * 16, task.width, task.add)
+    if num_tokens <= FEW:
+        _run_few(target, weights, layer, inputs, num_tokens, groups, pairs)
+        return
+    write_pairs(weights, layer, task.panel, groups, pairs, 0)
+    _run_tiles(target, weights, layer, inputs, 0, num_tokens, groups, pairs)
+
+
+@njit(inline="always")
+def _target_of_gate(task, part, first, groups):
+    """Return the target for part 0 to 3 of a gate's panels, from token `first` on."""
+    return Target(
+        *(4 * task.pair + part, part * groups * 16, 4),
+        *(task.products, part * 16 - first * 64, 64, False),
+    )
+
+
+def _panels_of_gate(task, weights, layer, inputs, num_tokens, groups, pairs):
+    """Multiply a few tokens with one panel after another, so that a panel stays in L1 for them."""
+    if num_tokens <= FEW:
+        for part in range(4):
+            target = _target_of_gate(task, part, 0, groups)
+            _run_few(target, weights, layer, inputs, num_tokens, groups, pairs)
+        _gate_products(task, task.products, 0, num_tokens)
+        return
+    for part in range(4):
+        write_pairs(weights, layer, 4 * task.pair + part, groups, pairs, part * groups * 16)
+    for first in range(0, num_tokens, GATED):
+        end = min(num_tokens, first + GATED)
+        for part in range(4):
+            target = _target_of_gate(task, part, first, groups)
+            _run_tiles(target, weights, layer, inputs, first, end, groups, pairs)
+        _gate_products(task, task.products, first, end - first)
+
+
+@partial(kernel, forceinline=True)
+def _run_few(target, weights, layer, inputs, num_tokens, groups, pairs):
+    """Multiply up to four tokens with a panel, whose pairs are computed on the way."""
+    if num_tokens == 1:
+        _run_tile(ONLY_ONE, target, weights, layer, inputs, 0, groups, pairs)
+    elif num_tokens == 2:
+        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, pairs)
+    elif num_tokens == 3:
+        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_ONE, target, weights, layer, inputs, 2, groups, pairs)
+    elif num_tokens == FEW:
+        _run_tile(ONLY_FOUR, target, weights, layer, inputs, 0, groups, pairs)
+
+
+@partial(kernel, forceinline=True)
+def _run_tiles(target, weights, layer, inputs, first, end, groups, pairs):
+    """Multiply tokens with a panel: the widest tiles first, then tiles of four, two and one.
 
     The tiles of the first tokens prefetch the next panel.
     """
-    if num_tokens > FEW:
-        _write_pairs_of(task, weights, layer, groups, pairs)
-    if num_tokens == 1:
-        _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
-        return
-    if num_tokens == 2:
-        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
-        return
-    if num_tokens == 3:
-        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
-        _run_tile(ONLY_ONE, task, weights, layer, inputs, 2, groups, pairs)
-        return
-    if num_tokens == FEW:
-        _run_tile(ONLY_FOUR, task, weights, layer, inputs, 0, groups, pairs)
-        return
-    first, ahead, widest = 0, first_tile(weights), widest_tile(weights)
-    if FEW < num_tokens < len(ahead):  # five to seven tokens of bfloat16; a step may have none
-        _run_tile(AHEAD_FOUR, task, weights, layer, inputs, first, groups, pairs)
+    ahead, widest = first_tile(weights), widest_tile(weights)
+    if end < len(ahead):  # five to seven tokens of bfloat16
+        _run_tile(AHEAD_FOUR, target, weights, layer, inputs, first, groups, pairs)
         first += 4
-    while first + len(ahead) <= min(num_tokens, AHEAD):
-        _run_tile(ahead, task, weights, layer, inputs, first, groups, pairs)
+    while first + len(ahead) <= min(end, AHEAD):
+        _run_tile(ahead, target, weights, layer, inputs, first, groups, pairs)
         first += len(ahead)
-    while first + len(widest) <= num_tokens:
-        _run_tile(widest, task, weights, layer, inputs, first, groups, pairs)
+    while first + len(widest) <= end:
+        _run_tile(widest, target, weights, layer, inputs, first, groups, pairs)
         first += len(widest)
-    if first + 4 <= num_tokens:
-        _run_tile(FOUR, task, weights, layer, inputs, first, groups, pairs)
+    if first + 4 <= end:
+        _run_tile(FOUR, target, weights, layer, inputs, first, groups, pairs)
         first += 4
-    if first + 2 <= num_tokens:
-        _run_tile(TWO, task, weights, layer, inputs, first, groups, pairs)
+    if first + 2 <= end:
+        _run_tile(TWO, target, weights, layer, inputs, first, groups, pairs)
         first += 2
-    if first < num_tokens:
-        _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
+    if first < end:
+        _run_tile(ONE, target, weights, layer, inputs, first, groups, pairs)
 
 
 @kernel

@@ -53,7 +53,7 @@ class ProductScratch(NamedTuple):
     """The workers' memory for products; the first axis is workers."""
 
     pairs: np.ndarray  # [4 panels, groups, 16 lanes]
-    products: np.ndarray  # [8 tokens, 4 panels, 16 lanes]
+    products: np.ndarray  # [16 tokens, 4 panels, 16 lanes]
     tiles: Any
 
 
@@ -61,7 +61,7 @@ def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> Product
     """Allocate the workers' memory for products of up to `groups` groups."""
     return ProductScratch(
         zeros((num_workers, 4 * groups * NUM_LANES), np.int32),
-        zeros((num_workers, 8 * 4 * NUM_LANES), np.float32),
+        zeros((num_workers, 16 * 4 * NUM_LANES), np.float32),
         tile_scratch(in_bfloat16, groups, num_workers),
     )
 
