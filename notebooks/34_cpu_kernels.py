@@ -29,7 +29,7 @@
 # a scale for each group, multiply such bytes, and say which speed-up a lower precision can give.
 #
 # **You need** chapter 11 (blocks of 8 and 4 bits), chapter 17 (the roofline), and chapter 25 (the
-# engine). **Time:** about 75 minutes to read and try, about 75 for the
+# engine). **Time:** about 110 minutes to read and try, about 75 for the
 # [exercises](../exercises/34_cpu_kernels.ipynb).
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs

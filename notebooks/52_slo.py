@@ -1171,11 +1171,11 @@ reveal(52, load_test=mine)
 # model, with the head for each token of a prompt. The rule is the same for all plans.) A decode
 # step reads the weights once, for one sequence or for sixty. So a plan is cheap if its steps are
 # full, its prompts are computed once, and its requests keep their objectives. Climb from the plain
-# plan as on a ladder: change one field at a time, and see the score of each rung. (A prefix cache
-# that hits makes prompts cheaper, and steps shorter. Shorter steps are emptier (each request is
+# plan as on a ladder: change one field at a time, and see the score of each rung
+# (`climb(plan)` of `minigen_course.ch52_slo.capstone` prints them). (A prefix cache that hits makes prompts cheaper, and steps shorter. Shorter steps are emptier (each request is
 # done sooner, so fewer run at once), so more of them read the weights.) The cell shows the fields
 # of a plan, and prints the plain plan's score, its kinds of requests and the gauges that say what
-# is full; `score_of(plan, 2)` is the second trace.
+# is full (of all kinds together); `score_of(plan, 2)` is the second trace.
 
 # %%
 show(Plan)

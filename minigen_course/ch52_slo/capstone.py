@@ -34,8 +34,9 @@ GAUGES = (
 class Plan:
     """How to serve the trace: the server's flags, the precision, and what the clients send.
 
-    `weight_bits` and `kv_bits` are 16 or 8. With `instructions_first`, chats send what they share
-    before what differs. A larger `job_priority` lets the job's requests wait for all others.
+    `weight_bits` and `kv_bits` are 16 or 8. Blocks of 8 bits take half the room, but `num_blocks`
+    does not grow by itself. With `instructions_first`, chats send what they share before what
+    differs. A larger `job_priority` lets the job's requests wait for all others.
     """
 
     max_num_seqs: int = 16

@@ -161,19 +161,19 @@ def _draw_pool(axes: Axes, look: _Look, num_blocks: int, columns: int, num_rows:
     }
     look.draw(axes, places)
     corner = {block_id: place for place, block_id in places.items()}
-    for event in look.state.events:
-        if MARKS[event.kind] == "block copied":
-            ends = (corner[event.counts[end]] for end in ("source", "block"))
-            (x, y), (to_x, to_y) = ends
-            axes.annotate(
-                "",
-                xy=(to_x + 0.5, to_y + 0.5),
-                xytext=(x + 0.5, y + 0.5),
-                arrowprops={
-                    **{"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.3"},
-                    **{"color": INK, "lw": 1.6, "shrinkA": 6, "shrinkB": 6},
-                },
-            )
+    copied = [event for event in look.state.events if MARKS[event.kind] == "block copied"]
+    for number, event in enumerate(copied):
+        bend = 0.3 if number % 2 == 0 else -0.3  # two copies of a block must not hide each other
+        (x, y), (to_x, to_y) = (corner[event.counts[end]] for end in ("source", "block"))
+        axes.annotate(
+            "",
+            xy=(to_x + 0.5, to_y + 0.5),
+            xytext=(x + 0.5, y + 0.5),
+            arrowprops={
+                **{"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}"},
+                **{"color": INK, "lw": 1.6, "shrinkA": 6, "shrinkB": 6},
+            },
+        )
     axes.set(xlim=(0, columns + 0.5), ylim=(num_rows, 0))
 
 
