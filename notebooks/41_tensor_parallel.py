@@ -591,6 +591,7 @@ my_ring = check(41, ring_all_reduce=ring_all_reduce)
 made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 4, ring=my_ring)
 assert made == answer.token_ids[:4]
 print("three threads, each of which sends to the next one only:", whole.tokenizer.decode(made))
+task(41, "choose_all_reduce")
 
 # %% [markdown]
 # The model of the three threads took every all-reduce through `my_ring`: yours if it passed its check,
@@ -632,9 +633,6 @@ print("three threads, each of which sends to the next one only:", whole.tokenize
 # in both directions. In the tree, ranks 0 and 4 work in all six turns, sending in three and receiving in
 # three, while ranks 1, 3, 5 and 7 work in two turns only. So the bytes take the time of 1.75 tensors in
 # the ring, and of 6 in the tree, one for each turn.
-
-# %%
-task(41, "choose_all_reduce")
 
 
 # %%
