@@ -26,7 +26,7 @@ from minigen.kernels.cpu.arrays.aligned import CACHE_LINE
 from minigen.kernels.cpu.arrays.inputs import Quantized, quantized, rounded
 from minigen.kernels.cpu.arrays.step_arrays import refusal
 from minigen.kernels.cpu.compile import compile_step
-from minigen.kernels.cpu.elementwise import exponential, prepare, silu, two_to_the
+from minigen.kernels.cpu.elementwise import exponential, prepare, silu
 from minigen.kernels.cpu.kv.layout import CHUNK
 from minigen.kernels.cpu.packed_weights import pack_rows
 from minigen.kernels.cpu.runner import CompiledRunner
@@ -67,11 +67,6 @@ def _exponentials(x, out):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _powers_of_two(x, out):  # type: ignore[no-untyped-def]
-    store(out, 0, two_to_the(load(x, 0)))
-
-
-@njit
 def _silus(x, out):  # type: ignore[no-untyped-def]
     store(out, 0, silu(load(x, 0)))
 
@@ -96,17 +91,6 @@ def test_exponentials_stay_finite_beyond_a_float32s_reach_and_nan_stays_nan() ->
     _exponentials(x, found)
     expected = np.exp(np.clip(x.astype(np.float64), -87, 88))
     np.testing.assert_allclose(found, expected, rtol=3e-7)
-
-
-def test_powers_of_two_are_exact_for_integers_and_within_two_roundings_between() -> None:
-    found = np.zeros(16, np.float32)
-    for first in range(-126, 112, 7):
-        whole = np.arange(first, first + 16, dtype=np.float32)
-        _powers_of_two(whole, found)
-        assert found.tolist() == np.exp2(whole).tolist()
-        between = whole[:15].repeat(2)[:16] + np.linspace(0, 1, 16, dtype=np.float32)
-        _powers_of_two(between, found)
-        np.testing.assert_allclose(found, np.exp2(between.astype(np.float64)), rtol=2.4e-7)
 
 
 def test_silu_is_torchs_for_numbers_of_any_size() -> None:

@@ -19,12 +19,7 @@ from numba import njit
 
 from minigen.kernels.cpu.amx import kv_tiles
 from minigen.kernels.cpu.amx.scratch import USE_TILES
-from minigen.kernels.cpu.elementwise import (
-    LEAST_POWER,
-    LOG2_E,
-    root_mean_square_factor,
-    two_to_the,
-)
+from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
 from minigen.kernels.cpu.kv import bf16, int8
 from minigen.kernels.cpu.kv.layout import CHUNK, TILE, ByteCache, Cache
 from minigen.kernels.cpu.kv.tile_index import tile_at
@@ -137,7 +132,7 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer
     angles = packed.positions[token] * half
     for head in range(shape.q_heads + shape.kv_heads):
         _rotate_head(qkv, row + head * head_dim, half, heads.cos, heads.sin, angles)
-    scale = LOG2_E / np.float32(np.sqrt(head_dim))  # e^score is 2^(score x log2 e)
+    scale = np.float32(1.0) / np.float32(np.sqrt(head_dim))
     for head in range(shape.q_heads):
         query = (head // group) * scratch.query_rows + token * group + head % group
         write_query(cache, scratch, query, qkv, row + head * head_dim, head_dim, scale)
@@ -173,12 +168,11 @@ LOWEST = np.float32(-3.0e38)
 
 @kernel
 def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
-    """Replace a chunk's scores by 2^(score - peak) for keys from `low` to `high`, 0 elsewhere.
+    """Replace a chunk's scores by e^(score - peak) for keys from `low` to `high`, 0 elsewhere.
 
-    Scores were multiplied by log2 e. What replaces them are probabilities before their division by
-    the sum. The peak is the largest score so far. Returns 2^(old peak - peak), the factor that
-    rescales everything summed up before, or 1 if that is nothing. Source: online softmax, Milakov
-    and Gimelshein 2018.
+    These are probabilities before their division by the sum. The peak is the largest score so far.
+    Returns e^(old peak - peak), the factor that rescales everything summed up before, or 1 if that
+    is nothing. Source: online softmax, Milakov and Gimelshein 2018.
     """
     largest = all_lanes(LOWEST)
     for tile in range(begin, end):
@@ -193,8 +187,7 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     total = all_lanes(np.float32(0.0))
     for tile in range(begin, end):
         key, own = tile * TILE, at + (tile - begin) * TILE
-        distance = load(scores, own) - all_lanes(peak)
-        prob = two_to_the(larger(all_lanes(LEAST_POWER), distance))
+        prob = exponential(load(scores, own) - all_lanes(peak))
         if key < low or key + TILE > high:
             prob = keep_between(prob, key, low, high, np.float32(0.0))
         total = total + prob
@@ -203,7 +196,7 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     if before == LOWEST:  # the first chunk
         sums[row] = sum_of_lanes(total)
         return np.float32(1.0)
-    factor = largest_lane(two_to_the(larger(all_lanes(LEAST_POWER), all_lanes(before - peak))))
+    factor = largest_lane(exponential(all_lanes(before - peak)))
     sums[row] = sums[row] * factor + sum_of_lanes(total)
     return factor
 

@@ -14,7 +14,6 @@ from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
 from minigen.kernels.cpu.arrays.inputs import Quantized
 from minigen.kernels.cpu.simd import (
     OutsideKernelError,
-    add_to_exponent,
     all_lanes,
     fused,
     kernel,
@@ -34,13 +33,6 @@ from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
-ROUNDER = np.float32(1.5 * 2**23)  # a sum with it has no bits below 1
-# Coefficients of r to r^5 in 2^r for |r| <= 0.5: their largest relative error, 9.2e-8, is least.
-TWO_TO_THE = tuple(
-    np.float32(coefficient)
-    for coefficient in (0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.00132647273)
-)
-LEAST_POWER, LARGEST_POWER = np.float32(-126.0), np.float32(126.0)
 ZERO_FACTOR = 4  # the zeros of `Quantized.pairs4` are this many times as large
 TINY = np.float32(1e-30)  # smaller scales count as 0: 1 / scale could overflow
 
@@ -115,29 +107,10 @@ def exponential(x):
 
 
 @njit(inline="always")
-def two_to_the(x):
-    """Return 2^x for x from -126 to 126, as 2^n 2^r with |r| <= 0.5, 2^r by a polynomial.
-
-    Adding `ROUNDER` rounds x to the integer n, which is then in the last bits of the sum, and is
-    added to the exponent. This takes half of `exponential`'s operations on the pipes that multiply.
-    """
-    rounded = x + all_lanes(ROUNDER)
-    r = x - (rounded - all_lanes(ROUNDER))
-    p = all_lanes(TWO_TO_THE[4])
-    p = fused(p, r, all_lanes(TWO_TO_THE[3]))
-    p = fused(p, r, all_lanes(TWO_TO_THE[2]))
-    p = fused(p, r, all_lanes(TWO_TO_THE[1]))
-    p = fused(p, r, all_lanes(TWO_TO_THE[0]))
-    p = fused(p, r, all_lanes(np.float32(1.0)))
-    return add_to_exponent(p, rounded)
-
-
-@njit(inline="always")
 def silu(x):
     """Return SiLU(x) = x / (1 + e^-x)."""
-    power = x * all_lanes(-LOG2_E)
-    power = smaller(all_lanes(LARGEST_POWER), larger(all_lanes(LEAST_POWER), power))
-    return x / (all_lanes(np.float32(1.0)) + two_to_the(power))
+    one = all_lanes(np.float32(1.0))
+    return x / (one + exponential(all_lanes(np.float32(0.0)) - x))
 
 
 @kernel

@@ -423,15 +423,6 @@ def _power_of_two(builder: Any, args: Any) -> Any:
 power_of_two = _float_operation(_power_of_two, 1)
 
 
-def _add_to_exponent(builder: Any, args: Any) -> Any:
-    """Return x times 2^n, where n is what the last bits of another float32 count."""
-    bits, counts = (builder.bitcast(each, WORDS) for each in args)
-    return builder.bitcast(builder.add(bits, builder.shl(counts, same(23))), FLOATS)
-
-
-add_to_exponent = _float_operation(_add_to_exponent, 2)
-
-
 def _across(name: str) -> Any:
     """Make a reduction over the sixteen lanes, by halves, in an order that never changes."""
 
