@@ -20,6 +20,7 @@ from minigen.kernels.cpu.amx.products import (
     unpack,
 )
 from minigen.kernels.cpu.amx.scratch import BLOCK, PARTS, USE_TILES
+from minigen.kernels.cpu.arrays.inputs import GATED
 from minigen.kernels.cpu.elementwise import prepare, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     AHEAD_FOUR,
@@ -43,7 +44,6 @@ from minigen.kernels.cpu.thread_pool import (
     task_size,
 )
 
-GATED = 16  # tokens that are gated at once, after all of the task's panels
 AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
 
@@ -202,7 +202,10 @@ def _panels_of_gate(task, weights, layer, inputs, num_tokens, groups, pairs):
 
 @partial(kernel, forceinline=True)
 def _run_few(target, weights, layer, inputs, num_tokens, groups, pairs):
-    """Multiply up to four tokens with a panel, whose pairs are computed on the way."""
+    """Multiply up to four tokens with a panel, whose pairs are computed on the way.
+
+    It is apart from `_run_tiles` because one token took 4 % longer where both were one function.
+    """
     if num_tokens == 1:
         _run_tile(ONLY_ONE, target, weights, layer, inputs, 0, groups, pairs)
     elif num_tokens == 2:

@@ -10,6 +10,8 @@ import numpy as np
 from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
 from minigen.kernels.cpu.arrays.aligned import zeros
 
+GATED = 16  # tokens whose SiLU(gate) x up is computed at once, after all of a task's panels
+
 
 class Tiled(NamedTuple):
     """Quantised inputs once more, for AMX tiles; without them the arrays are empty.
