@@ -1003,15 +1003,15 @@ verdicts(
 # | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 75 min | [130 min](../exercises/31_triton.ipynb) |
 # |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 65 min | [110 min](../exercises/32_flash_attention.ipynb) |
 # |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 55 min | [110 min](../exercises/33_paged_attention.ipynb) |
-# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | [75 min](../exercises/34_cpu_kernels.ipynb) |
+# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 110 min | [75 min](../exercises/34_cpu_kernels.ipynb) |
 # |  | [35 quantization](35_quantization.ipynb) | Quantization: fewer bits per weight | memory | 75 min | [170 min](../exercises/35_quantization.ipynb) |
 # |  | [36 speculative](36_speculative.ipynb) | Speculative decoding: several tokens in a step | compute | 60 min | [110 min](../exercises/36_speculative.ipynb) |
-# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 70 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
+# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 95 min | [125 min](../exercises/41_tensor_parallel.ipynb) |
 # |  | [42 pipeline](42_pipeline.ipynb) | Stages, rings and replicas: which cut when | memory | 70 min | [120 min](../exercises/42_pipeline.ipynb) |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | [75 min](../exercises/51_server.ipynb) |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 120 min | [100 min](../exercises/52_slo.ipynb) |
 # |  | [53 structured output](53_structured_output.ipynb) | Answers of a given form | serving | 60 min | [115 min](../exercises/53_structured_output.ipynb) |
-# | | all 24 | | | 25 h | 38 h |
+# | | all 24 | | | 26 h | 38 h |
 #
 # <!-- /chapters -->
 #
