@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from minigen.assembly.build import Assembly, assemble
 from minigen.assembly.processor_parts import make_processors
-from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.checkpoint import ModelFiles, read_model
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import DEFAULT_MODEL, EngineConfig
 from minigen.engine.dispatcher import SharedSteps
@@ -106,13 +106,22 @@ class LLM:
 
         refuse_old_options(options)
         config = EngineConfig(**options)
-        checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
-        tokenizer = checkpoint.tokenizer()
-        chat_template = checkpoint.chat_template()
-        checkpoint = checkpoint.without_vocabulary()
-        assembly = assemble(checkpoint, config, progress)
+        files = read_model(hub.resolve(str(name), progress=progress))
+        return cls.of_files(files, config, progress)
+
+    @classmethod
+    def of_files(
+        cls, files: ModelFiles, options: EngineConfig, progress: "Progress | None" = None
+    ) -> "LLM":
+        """Load a model whose files `minigen.checkpoint.checkpoint.read_model` has read.
+
+        Models of one `files` share its tokenizer and, in the same form, the memory of the weights.
+        """
+        assembly = assemble(files.checkpoint, options, progress)
         try:
-            return cls(checkpoint.config, tokenizer, chat_template, assembly, config)
+            return cls(
+                files.checkpoint.config, files.tokenizer, files.chat_template, assembly, options
+            )
         except BaseException:
             assembly.close()
             raise

@@ -189,7 +189,7 @@ class CpuPlan:
             else:
                 pool = KVPool(config.num_layers, num_blocks, *sizes)
                 attention = self._checked(pool)
-        where = (DTYPES[self.form], CPU, linears(self.form, num_threads))
+        where = (DTYPES[self.form], CPU, linears(self.form, num_threads), self.form)
         parts = (self.checkpoint, options, manager, num_threads, pool, attention)
         return build_runner(*parts, *where)
 
@@ -202,7 +202,7 @@ class CpuPlan:
         return CheckedAttention(self.attention, pool, self.checkpoint.config.sliding_windows)
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
-        from minigen.kernels.cpu.arrays.step_arrays import kernel_shape, kernel_weights
+        from minigen.kernels.cpu.arrays.step_arrays import PackedModel, kernel_heads, kernel_shape
         from minigen.kernels.cpu.compile import compile_step
         from minigen.kernels.cpu.kv.layout import PackedKVPool
         from minigen.kernels.cpu.runner import CompiledRunner
@@ -213,12 +213,17 @@ class CpuPlan:
         shape = kernel_shape(config, block_size, num_blocks, self.kv_dtype)
         with memory_for(num_blocks, block_size):
             pool = PackedKVPool(shape, self.kv_dtype)
+        tensors = self.checkpoint.tensors
         with one_thread():
-            num_positions = min(config.max_positions, manager.num_tokens)
-            weights = kernel_weights(config, self.checkpoint.tensors, self.form, num_positions)
+            model = self.checkpoint.shared.get(
+                self.form, lambda: PackedModel.of(config, tensors, self.form)
+            )
+        heads = kernel_heads(config, tensors, min(config.max_positions, manager.num_tokens))
+        weights = model.weights._replace(heads=heads)
         windows = config.sliding_windows
         try:
-            return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
+            parts = (shape, weights, pool, manager, windows, most, num_threads, model)
+            return CompiledRunner(*parts)
         except MemoryError:
             raise OptionError(
                 f"A step of max_num_batched_tokens={most} tokens needs more memory than this "

@@ -91,7 +91,7 @@ class DevicePlan:
             pool = PlacedKVPool(config.num_layers, num_blocks, *sizes)
         linears = (dense_linear(self.dtype, self.device), lambda head: head)
         attend = partial(attend_paged, device=self.device)
-        where = (pool, attend, self.dtype, self.device, linears)
+        where = (pool, attend, self.dtype, self.device, linears, str(self.dtype))
         return build_runner(self.checkpoint, options, manager, num_threads, *where), lambda: None
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from minigen.engine.placement import moved_to
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.layers import DenseLinear
-from minigen.model.transformer import MakeLinear, build_transformer
+from minigen.model.transformer import MakeLinear, Transformer, build_transformer
 from minigen.protocols import Linear, Runner
 
 
@@ -28,16 +28,23 @@ def build_runner(
     dtype: torch.dtype,
     device: torch.device,
     linears: tuple[MakeLinear, Callable[[DenseLinear], Linear]],
+    form: str,
 ) -> Runner:
     """Read the weights in `dtype` onto `device`, where `pool` is, and return the runner.
 
-    `linears` makes the linear layers there, and converts an output head tied to the embedding.
+    `linears` makes the linear layers there, in `form`, and converts an output head tied to the
+    embedding. Runners of one checkpoint share the weights of a form.
     """
     config = checkpoint.config
-    with one_thread(), ThreadPoolExecutor(num_threads) as threads:
-        model = build_transformer(config, checkpoint.tensors, dtype, *linears, threads.map)
+
+    def build() -> Transformer:
+        with one_thread(), ThreadPoolExecutor(num_threads) as threads:
+            model = build_transformer(config, checkpoint.tensors, dtype, *linears, threads.map)
+        return moved_to(model, device)
+
+    model = checkpoint.shared.get((form, device, num_threads), build)
     windows, most = config.sliding_windows, options.max_num_batched_tokens
-    parts = (moved_to(model, device), pool, manager, windows, most, num_threads)
+    parts = (model, pool, manager, windows, most, num_threads)
     return PagedRunner(*parts, attention, device)
 
 

@@ -1,13 +1,14 @@
 """A model on disk: a directory of safetensors or a GGUF file, opened but not yet read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigen.checkpoint.config_json import read_config, read_config_of, read_json
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_raw
+from minigen.checkpoint.shared import Shared
 from minigen.errors import FileFormatError, ModelNotFoundError
 from minigen.model.transformer import expected_tensors
 from minigen.tokenizer.tokenizer import Tokenizer
@@ -23,13 +24,15 @@ _VOCABULARY = {f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "scores
 class Checkpoint:
     """A model's configuration and its stored tensors, under transformers' names, all checked.
 
-    `gguf_metadata` is None for a directory.
+    `gguf_metadata` is None for a directory. `shared` is what engines of this object use together; a
+    copy by `dataclasses.replace`, which may have other tensors, has its own.
     """
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     gguf_metadata: Mapping[str, Any] | None
+    shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
 
     @property
     def form(self) -> str:
@@ -84,6 +87,25 @@ class Checkpoint:
         if self.gguf_metadata is None:
             return ChatTemplate.from_directory(self.path)
         return ChatTemplate.from_gguf(self.gguf_metadata)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """All that an engine reads of a model: engines of one such object share what they can."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    chat_template: "ChatTemplate | None"
+
+
+def read_model(path: Path) -> ModelFiles:
+    """Open a model's directory or GGUF file, and read its tokenizer and its chat template.
+
+    Raises a `MinigenError` as `open_checkpoint` does.
+    """
+    checkpoint = open_checkpoint(path)
+    tokenizer, chat_template = checkpoint.tokenizer(), checkpoint.chat_template()
+    return ModelFiles(checkpoint.without_vocabulary(), tokenizer, chat_template)
 
 
 def open_checkpoint(path: Path, sizes: Mapping[str, int] | None = None) -> Checkpoint:

@@ -23,6 +23,7 @@ from minigen.protocols import Attend
 from minigen.sockets.checks_model import CheckedAttention
 from minigen.sockets.resolve import build_part
 from minigen_course.grading.exercise import exercises
+from minigen_course.lab.inspect_model import share_no_more
 
 RUN_PARTS = {
     "automaton",
@@ -59,11 +60,13 @@ def using(chapter: int | str, **parts: Any) -> Generator[None, None, None]:
                 if vars(module).get(name) is own:
                     changed.append((module, name, own))
                     setattr(module, name, yours)
+        share_no_more()  # what your parts build is theirs alone
         try:
             yield
         finally:
             for module, name, own in changed:
                 setattr(module, name, own)
+            share_no_more()
     for name, part in parts.items():
         print(_what_ran(name, part, known[name].solution, calls[name]))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen import hub
+from minigen.checkpoint.checkpoint import ModelFiles, read_model
+from minigen.config import EngineConfig
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed, causal_mask
 from minigen.model.layers import apply_rotary
 from minigen.model.transformer import Transformer, run_layer
 from minigen.progress import shown_progress
+from minigen.renamed import refuse_old_options
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import ScheduledChunk, Sequence
 
@@ -30,14 +34,37 @@ def load_model(name: str = hub.DEFAULT_MODEL, **options: Any) -> LLM:
     What is in memory before the first model is set apart from the garbage collector (`gc.freeze`):
     nearly all of it are modules' objects, half a million that live as long as the process. Each
     full run of the collector would look through them again, for some tenths of a second.
+
+    A GGUF file is read once. Engines of it share the tokenizer and, in the same form, the weights,
+    which are freed when no engine uses them.
     """
+    refuse_old_options(options)
+    config = EngineConfig(**options)
     if gc.get_freeze_count() == 0:
         gc.freeze()
     if hub.find(name) is None:
         print(f"{name} is not on this machine yet. It is pulled now, once.")
         with shown_progress() as progress:
             hub.pull(name, progress=progress)
-    return LLM.load(name, **options)
+    return LLM.of_files(_read_once(hub.resolve(name)), config)
+
+
+_read: dict[tuple[Path, int, int], ModelFiles] = {}  # by path, size and time of the last change
+
+
+def _read_once(path: Path) -> ModelFiles:
+    if path.is_dir():
+        return read_model(path)
+    found = path.stat()
+    key = (path, found.st_size, found.st_mtime_ns)
+    if key not in _read:
+        _read[key] = read_model(path)
+    return _read[key]
+
+
+def share_no_more() -> None:
+    """Let the next engine share nothing with those before it, because a part was exchanged."""
+    _read.clear()
 
 
 def transformer_of(llm: LLM) -> Transformer:

@@ -28,6 +28,7 @@ EVERYTHING = 2**40  # the window of a layer that has none
 class CompiledRunner:
     """Runs the model over chunks in one compiled function, with a `PackedKVPool` as KV cache.
 
+    `shared` lives as long as the runner: whose `weights` these are, if other runners have them too.
     The logits are valid until the next step. A token's logits are bit-equal whatever else is in
     its batch and however its prompt was cut into chunks.
     """
@@ -41,7 +42,9 @@ class CompiledRunner:
         windows: SequenceOf[int | None],
         max_num_batched_tokens: int,
         num_threads: int,
+        shared: object = None,
     ):
+        self.shared = shared
         self.shape, self.weights, self.pool, self.manager = shape, weights, pool, manager
         self.num_threads = available_threads(num_threads)
         self.packer = Packer(manager, shape.block_size, max_num_batched_tokens)

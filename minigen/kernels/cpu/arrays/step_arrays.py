@@ -1,6 +1,7 @@
 """What a compiled step reads and writes: a checkpoint's packed weights, and intermediate arrays."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,20 @@ class Weights(NamedTuple):
     down: Any
     norm: np.ndarray
     head: Any
+
+
+@dataclass(frozen=True, eq=False)
+class PackedModel:
+    """A model's weights as an object, which can be `Shared`; `heads` have no positions yet."""
+
+    weights: Weights
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str
+    ) -> "PackedModel":
+        """Pack all weights as `kernel_weights` does."""
+        return cls(kernel_weights(config, tensors, form, num_positions=0))
 
 
 class Workspace(NamedTuple):
@@ -139,23 +154,18 @@ def kernel_weights(
             interleave,
         )
 
-    def in_float32(name: str) -> np.ndarray:
-        names = [f"model.layers.{each}.{name}" for each in range(config.num_layers)]
-        if names[0] not in tensors:
-            return np.zeros((config.num_layers, 0), np.float32)
-        return np.stack([tensors[each].dequantize(torch.float32).numpy() for each in names])
-
+    positions = config.max_positions if num_positions is None else num_positions
     embedding = pack_rows(tensors["model.embed_tokens.weight"], _HEAD_FORMS[form])
     head = embedding
     if not config.tied_embeddings:
         head = pack_rows(tensors["lm_head.weight"], _HEAD_FORMS[form])
     return Weights(
         embedding=embedding,
-        attention_norm=in_float32("input_layernorm.weight"),
+        attention_norm=_in_float32(config, tensors, "input_layernorm.weight"),
         qkv=pack(*_QKV),
-        heads=_heads(config, tensors, in_float32, num_positions or config.max_positions),
+        heads=kernel_heads(config, tensors, positions),
         out=pack("self_attn.o_proj"),
-        ffn_norm=in_float32("post_attention_layernorm.weight"),
+        ffn_norm=_in_float32(config, tensors, "post_attention_layernorm.weight"),
         gate_up=pack("mlp.gate_proj", "mlp.up_proj", interleave=2),
         down=pack("mlp.down_proj"),
         norm=tensors["model.norm.weight"].dequantize(torch.float32).numpy(),
@@ -163,18 +173,28 @@ def kernel_weights(
     )
 
 
-def _heads(config, tensors, in_float32, num_positions: int) -> Heads:
+def _in_float32(config: ModelConfig, tensors: Mapping[str, StoredTensor], name: str) -> np.ndarray:
+    names = [f"model.layers.{each}.{name}" for each in range(config.num_layers)]
+    if names[0] not in tensors:
+        return np.zeros((config.num_layers, 0), np.float32)
+    return np.stack([tensors[each].dequantize(torch.float32).numpy() for each in names])
+
+
+def kernel_heads(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor], num_positions: int
+) -> Heads:
+    """Return what a head's queries and keys need; the tables have the first `num_positions`."""
     frequencies = rotary_frequencies(
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )
     if "rope_freqs.weight" in tensors:  # a GGUF stores Llama 3's scaling as a tensor
         frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
     cos, sin = rotary_tables(frequencies, torch.arange(num_positions))
-    bias = np.concatenate([in_float32(f"{name}.bias") for name in _QKV], axis=1)
+    bias = np.concatenate([_in_float32(config, tensors, f"{name}.bias") for name in _QKV], axis=1)
     return Heads(
         qkv_bias=bias,
-        q_norm=in_float32("self_attn.q_norm.weight"),
-        k_norm=in_float32("self_attn.k_norm.weight"),
+        q_norm=_in_float32(config, tensors, "self_attn.q_norm.weight"),
+        k_norm=_in_float32(config, tensors, "self_attn.k_norm.weight"),
         cos=cos.numpy().reshape(-1),
         sin=sin.numpy().reshape(-1),
     )
