@@ -58,8 +58,8 @@ def load_ipython_extension(shell: Any) -> None:
     long as the process, so they are set apart (`gc.freeze`). Otherwise each full run of the garbage
     collector looks through half a million of them again, for a few tenths of a second.
     """
-    import_module("minigen_course.shapes").watch(shell)
     gc.disable()
+    import_module("minigen_course.shapes").watch(shell)
 
     def freeze(*result: object) -> None:
         gc.freeze()
