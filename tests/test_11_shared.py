@@ -99,7 +99,8 @@ def test_the_course_reads_a_file_again_that_has_changed(
     tmp_path: Path, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = [read_model(tiny_directory) for _ in range(4)]
-    monkeypatch.setattr(inspect_model, "read_model", lambda path, left=iter(read): next(left))
+    left = iter(read)
+    monkeypatch.setattr(inspect_model, "read_model", lambda path: next(left))
     inspect_model.share_no_more()
     file = tmp_path / "model.gguf"
     file.write_bytes(b"old")
