@@ -204,7 +204,7 @@ def test_a_missing_model_is_pulled_with_a_message(
     pulled = []
     monkeypatch.setattr(inspect_model.hub, "find", lambda name: None)
     monkeypatch.setattr(inspect_model.hub, "pull", lambda name, progress: pulled.append(name))
-    monkeypatch.setattr(inspect_model.hub, "resolve", lambda name, progress: tiny_directory)
+    monkeypatch.setattr(inspect_model.hub, "resolve", lambda name: tiny_directory)
     assert load_model(weights="float32").generate([5], SamplingParams(max_tokens=1)).token_ids
     assert pulled == [inspect_model.hub.DEFAULT_MODEL]
     assert "is pulled now, once" in capsys.readouterr().out
