@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from glob import glob
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -832,7 +833,9 @@ def test_a_killed_pull_of_a_repository_keeps_its_complete_files(
     command = [sys.executable, "-W", "ignore", "-c", ASK, "pull", "org/big"]
     settings = hub_environment(server.url, tmp_path)
     with subprocess.Popen(command, env=settings, stdout=subprocess.PIPE) as killed:
-        wait_until(lambda: any(tmp_path.rglob("snapshots/*/config.json")))
+        # `glob` passes over a temporary folder that vanishes meanwhile; `Path.rglob` raises.
+        snapshot = str(tmp_path / "**/snapshots/*/config.json")
+        wait_until(lambda: bool(glob(snapshot, recursive=True)))
         wait_until(lambda: server.num_body_bytes > 100_000)
         killed.kill()
         killed.communicate()
