@@ -303,7 +303,7 @@ def test_ollamas_client_offers_tools_and_sends_results(url: str) -> None:
         {"role": "assistant", "tool_calls": [{"function": {"name": "set_size", "arguments": {}}}]},
         {"role": "tool", "tool_name": "set_size", "content": "done"},
     ]
-    again = client.chat("hermes", turns, tools=tools, options={"num_predict": 2})
+    again = client.chat("hermes", turns, tools=tools, options={"num_predict": 2, "temperature": 0})
     assert again.done_reason == "length"
     client._client.close()
 
