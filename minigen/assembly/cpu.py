@@ -218,7 +218,7 @@ class CpuPlan:
             model = self.checkpoint.shared.get(
                 self.form, lambda: PackedModel.of(config, tensors, self.form)
             )
-        heads = kernel_heads(config, tensors, min(config.max_positions, manager.num_tokens))
+            heads = kernel_heads(config, tensors, min(config.max_positions, manager.num_tokens))
         weights = model.weights._replace(heads=heads)
         windows = config.sliding_windows
         try:
