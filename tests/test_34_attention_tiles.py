@@ -117,12 +117,12 @@ def test_scores_and_values_are_summed_in_the_order_of_the_tiles(
 ) -> None:
     context = Context(head_dim, num_keys)
     scratch, shape, end = context.scratch, context.shape, context.num_tiles
-    scratch.query_halves[: TILE * head_dim] = upper_halves(context.queries).reshape(-1)
+    scratch.query_numbers[: TILE * head_dim] = upper_halves(context.queries).reshape(-1)
     _score(ONE, shape, end, context.rows, context.cache, scratch)
     found = scratch.scores[: TILE * CHUNK].reshape(TILE, CHUNK)[:, :num_keys]
     assert np.array_equal(found, in_order_of_tiles(context.queries, context.keys, 32))
 
-    halves = scratch.prob_halves[: TILE * CHUNK].reshape(TILE, CHUNK)
+    halves = scratch.prob_numbers[: TILE * CHUNK].reshape(TILE, CHUNK)
     halves[:, : end * TILE] = upper_halves(context.probs)
     acc = np.zeros(TILE * head_dim, np.float32)
     _add_values(ONE, shape, end, num_keys, context.rows, context.cache, scratch, acc)

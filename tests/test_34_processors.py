@@ -60,10 +60,10 @@ def _fuse(a, b, c, out):  # type: ignore[no-untyped-def]
         store(out, index, fused(load(a, index), load(b, index), load(c, index)))
 
 
-def _bfloat_dots(pairs, others, out):  # type: ignore[no-untyped-def]
+def _bfloat_dots(pairs, others, num_others, out):  # type: ignore[no-untyped-def]
     for index in range(0, len(pairs), 16):
         tile = zeros(ONE)
-        for other in range(len(others)):
+        for other in range(num_others):
             tile = add_bfloat_dots(tile, load(pairs, index), others, other, 0)
         store_tile(out, index, 0, tile)
 
@@ -95,12 +95,33 @@ def digest() -> str:
     pairs = torch.from_numpy(rng.standard_normal((1024, 2), dtype=np.float32)).bfloat16()
     words, others = pairs.view(torch.int32).numpy().ravel(), rng.integers(-128, 128, (64, 4))
     sums, wholes = np.empty(1024, np.float32), np.empty(2048, np.int32)
-    njit(_bfloat_dots)(words, words[:64].copy(), sums)
+    njit(_bfloat_dots)(words, words[:64].copy(), 64, sums)
     njit(_whole_dots)(words, others.astype(np.int8).view(np.int32).ravel(), wholes)
     found = hashlib.sha256()
     for each in (np.nan_to_num(widened), narrowed[~np.isnan(numbers)], sums, wholes):
         found.update(each.tobytes())
     return found.hexdigest()
+
+
+def test_pairs_and_floats_of_bfloat16_numbers_are_rounded_and_multiplied_alike() -> None:
+    numbers = _hard_numbers()
+    halves, floats = np.empty(len(numbers), np.uint16), np.empty(len(numbers), np.float32)
+    narrow = njit(_narrow)
+    narrow(numbers, halves)
+    narrow(numbers, floats)
+    assert np.array_equal(floats.view(np.uint32), halves.astype(np.uint32) << 16)
+    rng = np.random.default_rng(2)
+    some, others = (rng.standard_normal(size, np.float32) for size in (2048, 128))
+    pairs, other_pairs = (np.empty(size, np.uint16) for size in (2048, 128))
+    rounded, sums = np.empty(128, np.float32), np.empty((2, 1024), np.float32)
+    narrow(some, pairs)
+    narrow(others, other_pairs)
+    narrow(others, rounded)
+    dots = njit(_bfloat_dots)
+    dots(pairs.view(np.int32), other_pairs.view(np.int32), 64, sums[0])
+    dots(pairs.view(np.int32), rounded, 64, sums[1])
+    assert np.array_equal(*sums)
+    assert np.ptp(sums) > 1
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from tools.chapters import ROOT, replaced
 PAGE = ROOT / "docs" / "architecture.md"
 MARKS = ("<!-- request path -->", "<!-- /request path -->")
 WORK = ("tokenizer", "sampling", "kv_cache", "model", "kernels", "trace")
+LAYERS = "kernels.onednn"  # some machines multiply a model's linear layers by it: the same drawing
 MOST_NAMED = 3  # functions at one arrow
 PHASES = {"in": "in", "step": "a step", "out": "out"}
 ARRIVALS = {  # the calls by which the request comes nearer to its token: module, function
@@ -97,6 +98,8 @@ def module_of(frame: FrameType | None) -> str | None:
     package, _, name = ("" if frame is None else frame.f_globals.get("__name__", "")).partition(".")
     if package != "minigen" or not name:
         return None
+    if name == LAYERS:
+        return "model"
     return name.partition(".")[0] if name.startswith(WORK) else name
 
 

@@ -233,13 +233,24 @@ def bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
         args = [builder.bitcast(each, pairs) for each in (a, b)]
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *args])
-    for halves in (  # upper halves first, as the instruction does: bit-equal
-        [builder.and_(each, same(-65536)) for each in (a, b)],
-        [builder.shl(each, same(16)) for each in (a, b)],
-    ):
-        first, second = (builder.bitcast(each, FLOATS) for each in halves)
+    return float_dot(builder, total, a, *in_floats(builder, b))
+
+
+def float_dot(builder: Any, total: Any, pairs: Any, first: Any, second: Any) -> Any:
+    """Emit float32 `total` + the dot products of bfloat16 pairs with two vectors of float32.
+
+    The upper halves come first, as in `vdpbf16ps`: if the floats are bfloat16 numbers, the bits of
+    the sums are those of the instruction.
+    """
+    for half, number in reversed(list(zip(in_floats(builder, pairs), (first, second), strict=True))):
         if HAS_FMA:
-            total = multiply_add(builder, first, second, total)
+            total = multiply_add(builder, half, number, total)
         else:  # float32 holds a product of two bfloat16 numbers exactly
-            total = builder.fadd(builder.fmul(first, second), total)
+            total = builder.fadd(builder.fmul(half, number), total)
     return total
+
+
+def in_floats(builder: Any, pairs: Any) -> list[Any]:
+    """Emit the first and the second number of bfloat16 pairs as float32."""
+    halves = builder.shl(pairs, same(16)), builder.and_(pairs, same(-65536))
+    return [builder.bitcast(each, FLOATS) for each in halves]

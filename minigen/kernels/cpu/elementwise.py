@@ -82,8 +82,8 @@ def _write_bytes(inputs, row, group, groups, low, high):
 
 def _write_halves(inputs, row, group, groups, low, high):
     at = tiled_group(row, group, groups) if USE_TILES else row * groups + group
-    store_bfloat16(inputs.halves, at * 32, low)
-    store_bfloat16(inputs.halves, at * 32 + 16, high)
+    store_bfloat16(inputs.numbers, at * 32, low)
+    store_bfloat16(inputs.numbers, at * 32 + 16, high)
 
 
 @njit(inline="always")

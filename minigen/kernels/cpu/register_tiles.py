@@ -20,6 +20,7 @@ from minigen.kernels.cpu.dots import (
     bfloat_dot,
     byte_dot,
     code_dots,
+    float_dot,
     pair_product,
 )
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
@@ -137,12 +138,41 @@ def _in_parts(builder: Any, row: Any, pairs: Any, number: Any) -> Any:
 # add_byte_dots(tile, codes, array, index, stride): the dot product of four unsigned bytes, in the
 # lane of `codes`, and the four signed bytes of an int32 of the array.
 add_byte_dots = _adds(byte_dot)
-# add_bfloat_dots(tile, pairs, ...): the dot product of two pairs of bfloat16 numbers.
-add_bfloat_dots = _adds(bfloat_dot)
 # add_products(tile, lanes, ...): the product of two float32 numbers.
 add_products = _adds(lambda builder, row, lanes, one: multiply_add(builder, lanes, one, row))
 # add_in_parts(tile, pairs, ...): PARTS_OF_STEP x the row + the product of two pairs of 16 bits.
 add_in_parts = _adds(_in_parts)
+
+
+@intrinsic
+def add_bfloat_dots(
+    typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of two pairs of bfloat16 numbers.
+
+    One pair comes from the lane of `pairs`, the other is pair `index + t * stride` of the array: an
+    int32, or two float32 numbers, which processors without such an instruction need not unpack.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = _rows(builder, args[0], tile)
+        if array.dtype != types.float32:
+            numbers = _numbers(context, builder, sig, args, 2, tile.count)
+            added = [bfloat_dot(builder, row, args[1], n) for row, n in zip(rows, numbers, strict=True)]
+            return _tile(context, builder, tile, added)
+        two = args[3].type(2)
+        index, stride = (builder.mul(each, two) for each in args[3:])
+        first, second = (
+            _numbers(context, builder, sig, [*args[:3], each, stride], 2, tile.count)
+            for each in (index, builder.add(index, index.type(1)))
+        )
+        added = [
+            float_dot(builder, row, args[1], *both)
+            for row, *both in zip(rows, first, second, strict=True)
+        ]
+        return _tile(context, builder, tile, added)
+
+    return tile(tile, pairs, array, types.intp, types.intp), codegen
 
 
 @intrinsic

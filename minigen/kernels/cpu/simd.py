@@ -309,10 +309,15 @@ def store_two_bytes(typingctx: Any, array: Any, upper: Any, lower: Any, lanes: A
 
 @intrinsic
 def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Round sixteen float32 numbers to bfloat16 and store them to a flat uint16 array."""
+    """Round sixteen float32 numbers to bfloat16 and store them to a flat array.
+
+    Its type is uint16, or float32 for numbers that are float32 again after their rounding.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         rounded = to_bfloat16(builder, args[2])
+        if array.dtype == types.float32:
+            rounded = builder.bitcast(builder.shl(builder.zext(rounded, WORDS), same(16)), FLOATS)
         builder.store(rounded, address(context, builder, sig, args, 0, rounded.type), align=2)
         return context.get_dummy_value()
 

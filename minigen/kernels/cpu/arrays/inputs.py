@@ -9,6 +9,7 @@ import numpy as np
 
 from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
 from minigen.kernels.cpu.arrays.aligned import zeros
+from minigen.kernels.cpu.dots import HAS_BFLOAT_DOTS
 
 GATED = 16  # tokens whose SiLU(gate) x up is computed at once, after all of a task's panels
 
@@ -47,13 +48,15 @@ class Quantized(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """Inputs as bfloat16; `words` and `halves` are the same memory, as pairs and as numbers.
+    """Inputs that are rounded to bfloat16.
 
-    The order is [tokens, groups, 32], and with AMX tiles [tokens / 16, groups, 16 tokens, 32].
+    `words` and `numbers` are the same memory, as pairs and as numbers of 16 bits. Where no
+    instruction multiplies pairs, both are the same array of float32, so that nothing is unpacked.
+    The order of inputs is [tokens, groups, 32], with AMX tiles [tokens / 16, groups, 16 tokens, 32].
     """
 
     words: np.ndarray
-    halves: np.ndarray
+    numbers: np.ndarray
 
 
 def _whole_tiles(num_tokens: int) -> int:
@@ -74,5 +77,13 @@ def quantized(num_tokens: int, width: int) -> Quantized:
 def rounded(num_tokens: int, width: int) -> Rounded:
     """Allocate inputs in bfloat16."""
     rows = _whole_tiles(num_tokens) if USE_TILES else num_tokens
-    words = zeros(rows * width // 2, np.int32)
+    return rounded_numbers(rows * width)
+
+
+def rounded_numbers(count: int) -> Rounded:
+    """Allocate numbers that kernels round to bfloat16 and multiply with pairs of bfloat16."""
+    if not (HAS_BFLOAT_DOTS or USE_TILES):
+        numbers = zeros(count, np.float32)
+        return Rounded(numbers, numbers)
+    words = zeros(count // 2, np.int32)
     return Rounded(words, words.view(np.uint16))

@@ -13,7 +13,7 @@ def write_query(cache, scratch, query, x, at, head_dim, scale):
     """Write a head's query, times `scale`, to row `query` of the scratch."""
     for column in range(0, head_dim, 16):
         numbers = load(x, at + column) * all_lanes(scale)
-        store_bfloat16(scratch.query_halves, query * head_dim + column, numbers)
+        store_bfloat16(scratch.query_numbers, query * head_dim + column, numbers)
 
 
 def write_key(cache, start, lane, x, at, head_dim, buffer):
@@ -75,7 +75,7 @@ def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, a
 def quantize_probs(cache, begin, end, low, high, scratch, at):
     """Round a row's probabilities, which have replaced its scores, to bfloat16."""
     for key in range(at, at + (end - begin) * TILE, 16):
-        store_bfloat16(scratch.prob_halves, key, load(scratch.scores, key))
+        store_bfloat16(scratch.prob_numbers, key, load(scratch.scores, key))
 
 
 @kernel

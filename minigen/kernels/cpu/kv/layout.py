@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minigen.kernels.cpu.arrays.aligned import zeros
+from minigen.kernels.cpu.arrays.inputs import rounded_numbers
 
 TILE = 16  # tokens of a block in one SIMD vector
 CHUNK = 1024  # tokens whose keys, and then values, are processed together: they fit into L2
@@ -73,18 +74,18 @@ class Scratch(NamedTuple):
     """Scratch memory of a step's attention.
 
     Queries are [kv_heads, tokens x group, head_dim]; a chunk's scores and probabilities are
-    [workers, rows of a task, CHUNK]. `values` [workers, TILE / 2, head_dim] is a place for a
+    [workers, rows of a task, CHUNK]. Queries and probabilities are words and numbers of `Rounded`. `values` [workers, TILE / 2, head_dim] is a place for a
     context's last values. `totals` [workers, rows of a task x (head_dim + 2)] are the rows' sums of
     values, then their sums of probabilities, then their largest scores. `head` [workers, head_dim]
     is a place for the key or value of one head on its way to the cache.
     """
 
     queries: np.ndarray
-    query_halves: np.ndarray
+    query_numbers: np.ndarray
     query_rows: int
     scores: np.ndarray
     probs: np.ndarray
-    prob_halves: np.ndarray
+    prob_numbers: np.ndarray
     values: np.ndarray
     totals: np.ndarray
     head: np.ndarray
@@ -167,15 +168,15 @@ def make_scratch(
     query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + MOST_ROWS
     num_queries, num_rows = shape.kv_heads * query_rows, num_workers * MOST_ROWS
     scores = zeros(num_rows * CHUNK, np.float32)
-    probs = zeros(num_rows * CHUNK // 2, np.int32)
     totals = zeros((num_workers, MOST_ROWS * (shape.head_dim + 2)), np.float32)
     if kv_dtype == "bfloat16":
-        queries = zeros(num_queries * shape.head_dim // 2, np.int32)
-        halves = queries.view(np.uint16), probs.view(np.uint16)
+        queries, probs = (
+            rounded_numbers(size) for size in (num_queries * shape.head_dim, num_rows * CHUNK)
+        )
         values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
         head = zeros((num_workers, shape.head_dim), np.uint16)
-        own = (scores, probs, halves[1], values, totals, head)
-        return Scratch(queries, halves[0], query_rows, *own)
+        return Scratch(*queries, query_rows, scores, *probs, values, totals, head)
+    probs = zeros(num_rows * CHUNK // 2, np.int32)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
         queries,
