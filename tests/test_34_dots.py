@@ -15,7 +15,7 @@ from llvmlite import binding, ir
 from numba import njit, typeof
 
 from minigen import hardware
-from minigen.kernels.cpu import dots, simd
+from minigen.kernels.cpu import dots, microkernels, simd
 from minigen.kernels.cpu.arrays.inputs import quantized, rounded
 from minigen.kernels.cpu.dots import BYTE_DOTS, ByteDots, fastest
 from minigen.kernels.cpu.microkernels import AHEAD_EIGHT, AHEAD_FOUR, ONLY_FOUR, product_tile
@@ -211,7 +211,7 @@ def arm_products(form: str, name: str) -> str:
 
     dots.call = call
     (dots.WAY,) = (each for each in BYTE_DOTS if each.name == name)
-    dots.PAIR_LANES = 0
+    dots.PAIR_LANES, microkernels.UNPACKS_CODES = 0, False
     words = {"int4": Codes4, "int8": Codes8}[form](np.zeros((1, 2 * 136), np.int32))
     pairs, out = np.zeros(32, np.int32), np.zeros(64, np.float32)
     product = simd.kernel(_product)

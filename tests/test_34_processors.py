@@ -36,7 +36,9 @@ from minigen.kernels.cpu.simd import (
     store,
     store_bfloat16,
 )
+from minigen.kernels.panel_linear import panel_linear
 from tests.processes import said_by
+from tests.test_34_cpu_kernels import stored
 from tools.chapters import ROOT
 
 
@@ -142,6 +144,33 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
         asked["NUMBA_CPU_FEATURES"] = features
     code = "from tests.test_34_processors import digest; print(digest())"
     assert said_by(code, **asked) == digest()
+
+
+def digest_of_products() -> str:
+    """Return a digest of products of all widths of tiles with packed weights."""
+    rng = np.random.default_rng(0)
+    weight = stored("F32", rng.standard_normal((32, 96), np.float32))
+    x, found = torch.from_numpy(rng.standard_normal((77, 96), np.float32)), hashlib.sha256()
+    for form in ("int4", "int8"):
+        linear = panel_linear(form, 1)([weight], [])
+        for num_tokens in (1, 2, 3, 4, 5, 7, 16, 30, 77):
+            found.update(linear(x[:num_tokens]).numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("haswell", "+avx2,+fma,+f16c"),
+        # Intel's processors with AVX-512 before AMX, whose panels are unpacked once for all tokens
+        ("cascadelake", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"),
+    ],
+)
+def test_products_give_the_same_bits_on_every_processor(name: str, features: str) -> None:
+    if not set(features.replace("+", "").split(",")) <= set(FEATURES):
+        pytest.skip("this machine lacks instructions of that processor")
+    code = "from tests.test_34_processors import digest_of_products as digest; print(digest())"
+    assert said_by(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features) == digest_of_products()
 
 
 @pytest.mark.parametrize("instruction", [True, False])

@@ -29,8 +29,8 @@ from minigen.kernels.cpu.microkernels import (
     ONLY_TWO,
     first_tile,
     product_tile,
+    unpack_panel,
     widest_tile,
-    write_pairs,
 )
 from minigen.kernels.cpu.packed_weights import GROUP, Pairs
 from minigen.kernels.cpu.register_tiles import FOUR, ONE, TWO, add_stored, store_tile
@@ -45,7 +45,7 @@ from minigen.kernels.cpu.thread_pool import (
 )
 
 AHEAD = 16  # tokens whose tiles prefetch the next panel
-FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
+FEW = 4  # tokens: up to here a panel is unpacked while it is read, once
 
 
 class Product(NamedTuple):
@@ -69,12 +69,12 @@ class Gate(NamedTuple):
 class Target(NamedTuple):
     """Where a panel's products go: token t's to `out` from `start + t * width` on, or `add`ed.
 
-    The panel's pairs lie in the worker's from `own_pairs` on; `ahead` is how many panels further
-    the next one is that this worker multiplies with.
+    The panel's first group is group `own` of the worker's `unpacked`; `ahead` is how many panels
+    further the next one is that this worker multiplies with.
     """
 
     panel: int
-    own_pairs: int
+    own: int
     ahead: int
     out: Any
     start: int
@@ -83,10 +83,10 @@ class Target(NamedTuple):
 
 
 @njit(inline="always")
-def _run_tile(tokens, target, weights, layer, inputs, first, groups, pairs):
+def _run_tile(tokens, target, weights, layer, inputs, first, groups, unpacked):
     total = product_tile(
-        *(tokens, weights, layer, target.panel, inputs, first, groups, pairs),
-        *(target.own_pairs, target.ahead),
+        *(tokens, weights, layer, target.panel, inputs, first, groups, unpacked),
+        *(target.own, target.ahead),
     )
     at = target.start + first * target.width
     if target.add:
@@ -152,101 +152,101 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
     return run
 
 
-def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+def _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked):
     """Run a task of the fewest panels for all tokens, by vector instructions."""
     raise OutsideKernelError
 
 
 @overload(_run_task)
-def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, unpacked):
     if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
-        return lambda task, weights, layer, inputs, num_tokens, groups, pairs: None
+        return lambda task, weights, layer, inputs, num_tokens, groups, unpacked: None
     return _one_panel if task.instance_class is Product else _panels_of_gate
 
 
-def _one_panel(task, weights, layer, inputs, num_tokens, groups, pairs):
+def _one_panel(task, weights, layer, inputs, num_tokens, groups, unpacked):
     target = Target(task.panel, 0, 1, task.out, task.panel * 16, task.width, task.add)
     if num_tokens <= FEW:
-        _run_few(target, weights, layer, inputs, num_tokens, groups, pairs)
+        _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked)
         return
-    write_pairs(weights, layer, task.panel, groups, pairs, 0)
-    _run_tiles(target, weights, layer, inputs, 0, num_tokens, groups, pairs)
+    unpack_panel(weights, layer, task.panel, groups, unpacked, 0)
+    _run_tiles(target, weights, layer, inputs, 0, num_tokens, groups, unpacked)
 
 
 @njit(inline="always")
 def _target_of_gate(task, part, first, groups):
     """Return the target for part 0 to 3 of a gate's panels, from token `first` on."""
     return Target(
-        *(4 * task.pair + part, part * groups * 16, 4),
+        *(4 * task.pair + part, part * groups, 4),
         *(task.products, part * 16 - first * 64, 64, False),
     )
 
 
-def _panels_of_gate(task, weights, layer, inputs, num_tokens, groups, pairs):
+def _panels_of_gate(task, weights, layer, inputs, num_tokens, groups, unpacked):
     """Multiply a few tokens with one panel after another, so that a panel stays in L1 for them."""
     if num_tokens <= FEW:
         for part in range(4):
             target = _target_of_gate(task, part, 0, groups)
-            _run_few(target, weights, layer, inputs, num_tokens, groups, pairs)
+            _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked)
         _gate_products(task, task.products, 0, num_tokens)
         return
     for part in range(4):
-        write_pairs(weights, layer, 4 * task.pair + part, groups, pairs, part * groups * 16)
+        unpack_panel(weights, layer, 4 * task.pair + part, groups, unpacked, part * groups)
     for first in range(0, num_tokens, GATED):
         end = min(num_tokens, first + GATED)
         for part in range(4):
             target = _target_of_gate(task, part, first, groups)
-            _run_tiles(target, weights, layer, inputs, first, end, groups, pairs)
+            _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked)
         _gate_products(task, task.products, first, end - first)
 
 
 @partial(kernel, forceinline=True)
-def _run_few(target, weights, layer, inputs, num_tokens, groups, pairs):
-    """Multiply up to four tokens with a panel, whose pairs are computed on the way.
+def _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked):
+    """Multiply up to four tokens with a panel, which is unpacked on the way.
 
     It is apart from `_run_tiles` because one token took 4 % longer where both were one function.
     """
     if num_tokens == 1:
-        _run_tile(ONLY_ONE, target, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_ONE, target, weights, layer, inputs, 0, groups, unpacked)
     elif num_tokens == 2:
-        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, unpacked)
     elif num_tokens == 3:
-        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, pairs)
-        _run_tile(ONLY_ONE, target, weights, layer, inputs, 2, groups, pairs)
+        _run_tile(ONLY_TWO, target, weights, layer, inputs, 0, groups, unpacked)
+        _run_tile(ONLY_ONE, target, weights, layer, inputs, 2, groups, unpacked)
     elif num_tokens == FEW:
-        _run_tile(ONLY_FOUR, target, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_FOUR, target, weights, layer, inputs, 0, groups, unpacked)
 
 
 @partial(kernel, forceinline=True)
-def _run_tiles(target, weights, layer, inputs, first, end, groups, pairs):
+def _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked):
     """Multiply tokens with a panel: the widest tiles first, then tiles of four, two and one.
 
     The tiles of the first tokens prefetch the next panel.
     """
     ahead, widest = first_tile(weights), widest_tile(weights)
     if end < len(ahead):  # five to seven tokens of bfloat16
-        _run_tile(AHEAD_FOUR, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(AHEAD_FOUR, target, weights, layer, inputs, first, groups, unpacked)
         first += 4
     while first + len(ahead) <= min(end, AHEAD):
-        _run_tile(ahead, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(ahead, target, weights, layer, inputs, first, groups, unpacked)
         first += len(ahead)
     while first + len(widest) <= end:
-        _run_tile(widest, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(widest, target, weights, layer, inputs, first, groups, unpacked)
         first += len(widest)
     if first + 4 <= end:
-        _run_tile(FOUR, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(FOUR, target, weights, layer, inputs, first, groups, unpacked)
         first += 4
     if first + 2 <= end:
-        _run_tile(TWO, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(TWO, target, weights, layer, inputs, first, groups, unpacked)
         first += 2
     if first < end:
-        _run_tile(ONE, target, weights, layer, inputs, first, groups, pairs)
+        _run_tile(ONE, target, weights, layer, inputs, first, groups, unpacked)
 
 
 @kernel
 def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
-    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    unpacked, tiles = scratch.unpacked[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
     begin_tiles(weights, num_tokens)
     num_panels = width // 16
     size = task_size(pool, num_panels)
@@ -265,7 +265,7 @@ def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, 
         else:
             for panel in range(first, end):
                 task = Product(panel, out, width, add)
-                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+                _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked)
         taken = take(pool, num_tasks)
     end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
@@ -277,7 +277,7 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
 
     The weights alternate: two panels of gate's rows, two of up's, and so on.
     """
-    pairs, tiles = scratch.pairs[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
+    unpacked, tiles = scratch.unpacked[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
     products = scratch.products[pool.worker]
     begin_tiles(weights, num_tokens)
     num_pairs = ffn // 32
@@ -291,7 +291,7 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
             if by_tiles(weights, num_tokens):
                 _run_by_tiles(task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles)
             else:
-                _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+                _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked)
         taken = take(pool, num_tasks)
     end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from minigen.kernels.cpu.arrays.inputs import UNPACKED
+from minigen.kernels.cpu.dots import UNPACKS_CODES
 from minigen.kernels.cpu.elementwise import ZERO_FACTOR
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Codes8, Pairs
 from minigen.kernels.cpu.register_tiles import (
@@ -21,9 +23,13 @@ from minigen.kernels.cpu.register_tiles import (
     add_code_dots,
     add_in_parts,
     add_scaled,
+    add_tiles,
     from_parts,
     pair_products,
+    split_codes,
     spread_numbers,
+    store_tile,
+    sum_of_rows,
     with_offsets,
     zero_words,
     zeros,
@@ -38,6 +44,7 @@ from minigen.kernels.cpu.simd import (
     store,
 )
 
+SIX = (0,) * 6
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
 AHEAD_FOUR, AHEAD_EIGHT = (False,) * 4, (False,) * 8  # the tile also prefetches the next panel
 
@@ -75,23 +82,43 @@ def _pair_of_codes8(words, at):
     return pair[0]
 
 
-def write_pairs(weights: Any, layer: int, panel: int, groups: int, pairs: Any, first: int) -> None:
-    """Write a panel's pairs, sixteen words per group, from `first` on; all its tiles read them."""
+def unpack_panel(
+    weights: Any, layer: int, panel: int, groups: int, unpacked: Any, first: int
+) -> None:
+    """Write what all tiles of a panel read, `UNPACKED` words per group, from group `first` on.
+
+    These are the pairs, and with `UNPACKS_CODES` behind them four-bit codes as bytes.
+    """
     raise OutsideKernelError
 
 
-@overload(write_pairs)
-def _write_pairs(weights, layer, panel, groups, pairs, first):
+@overload(unpack_panel)
+def _unpack_panel(weights, layer, panel, groups, unpacked, first):
     if weights.instance_class is Pairs:
-        return lambda weights, layer, panel, groups, pairs, first: None
-    pair_of = _pair_of_codes4 if weights.instance_class is Codes4 else _pair_of_codes8
+        return lambda weights, layer, panel, groups, unpacked, first: None
+    if weights.instance_class is Codes4:
+        return _unpack_codes4
+    return _unpack_codes8
 
-    def write(weights, layer, panel, groups, pairs, first):
-        words = weights.words[layer]
-        for group in range(groups):
-            store(pairs, first + group * 16, pair_of(words, panel * groups + group))
 
-    return write
+def _unpack_codes4(weights, layer, panel, groups, unpacked, first):
+    words = weights.words[layer]
+    for group in range(groups):
+        at, to = panel * groups + group, (first + group) * UNPACKED
+        if UNPACKS_CODES:
+            codes = split_codes(words, at * 80)
+            sums = add_byte_dots(zero_words(ONE), sum_of_rows(codes), _SIXTY_FOURS, 0, 0)
+            store(unpacked, to, with_offsets(sums[0], words, at * 80 + 72))
+            store_tile(unpacked, to + 16, 16, codes)
+        else:
+            store(unpacked, to, _pair_of_codes4(words, at))
+
+
+def _unpack_codes8(weights, layer, panel, groups, unpacked, first):
+    words = weights.words[layer]
+    for group in range(groups):
+        pair = _pair_of_codes8(words, panel * groups + group)
+        store(unpacked, (first + group) * UNPACKED, pair)
 
 
 def _source_of_pairs(tokens, make):
@@ -99,9 +126,13 @@ def _source_of_pairs(tokens, make):
 
     A tile that holds all tokens (`ONLY_TWO`) computes them, because each panel is read only once.
     """
-    if tokens.dtype is types.float64:
-        return njit(inline="always")(lambda words, at, pairs, written: make(words, at))
-    return njit(inline="always")(lambda words, at, pairs, written: load(pairs, written))
+    if _holds_all(tokens):
+        return njit(inline="always")(lambda words, at, unpacked, to: make(words, at))
+    return njit(inline="always")(lambda words, at, unpacked, to: load(unpacked, to))
+
+
+def _holds_all(tokens: Any) -> bool:
+    return tokens.dtype is types.float64
 
 
 def prefetch_line(tokens: Any, words: Any, index: int) -> None:
@@ -129,13 +160,13 @@ def product_tile(
     inputs: Any,
     first: int,
     groups: int,
-    pairs: Any,
-    own_pairs: int,
+    unpacked: Any,
+    own_group: int,
     ahead: int,
 ) -> Any:
     """Return the tile of products of tokens `first`, `first` + 1, ... with a panel.
 
-    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless one tile
+    `unpack_panel` has written the panel's groups to `unpacked` from `own_group` on, unless one tile
     holds all tokens of the step (`ONLY_TWO`). A tile of `AHEAD_FOUR` or `AHEAD_EIGHT` also
     prefetches the panel that is `ahead` panels further: of codes two cache lines per group, because
     more loads at once would only queue, and the next tile the next two. Later tiles of a panel do
@@ -145,16 +176,37 @@ def product_tile(
 
 
 @overload(product_tile)
-def _product_tile(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+def _product_tile(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
     if weights.instance_class is Codes4:
+        if UNPACKS_CODES and not _holds_all(tokens):
+            return _product_of_unpacked
         return _product_of_codes4(_source_of_pairs(tokens, _pair_of_codes4))
     if weights.instance_class is Codes8:
         return _product_of_codes8(_source_of_pairs(tokens, _pair_of_codes8))
     return _product_of_pairs
 
 
+@njit(inline="always")
+def _add_group(dots, tokens, codes, at, inputs, own, groups):
+    """Add the dot products of a group's eight vectors of bytes, which lie in `codes` from `at` on.
+
+    The next product in a chain waits for the last one, so with `UNPACKS_CODES` there are two.
+    """
+    if not UNPACKS_CODES:
+        for word in range(8):
+            vector = load(codes, at + word * 16)
+            dots = add_byte_dots(dots, vector, inputs.words, own * 8 + word, groups * 8)
+        return dots
+    others = zero_words(tokens)
+    for word in range(0, 8, 2):
+        vector, other = load(codes, at + word * 16), load(codes, at + word * 16 + 16)
+        dots = add_byte_dots(dots, vector, inputs.words, own * 8 + word, groups * 8)
+        others = add_byte_dots(others, other, inputs.words, own * 8 + word + 1, groups * 8)
+    return add_tiles(dots, others)
+
+
 def _product_of_codes4(pair_of):
-    def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+    def product(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
         words = weights.words[layer]
         total = zeros(tokens)
         for group in range(groups):
@@ -163,7 +215,7 @@ def _product_of_codes4(pair_of):
             soon = (at + ahead * groups) * 80 + first // 4 * 32
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)
-            pair = pair_of(words, at, pairs, own_pairs + group * 16)
+            pair = pair_of(words, at, unpacked, (own_group + group) * UNPACKED)
             dots = zero_words(tokens)
             dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
             dots = add_in_parts(dots, pair, inputs.pairs4, own, groups)
@@ -174,21 +226,37 @@ def _product_of_codes4(pair_of):
     return product
 
 
+def _product_of_unpacked(
+    tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead
+):
+    words = weights.words[layer]
+    total = zeros(tokens)
+    for group in range(groups):
+        at, codes = panel * groups + group, (own_group + group) * UNPACKED
+        own = first * groups + group
+        soon = (at + ahead * groups) * 80 + first // 4 * 32
+        prefetch_line(tokens, words, soon)
+        prefetch_line(tokens, words, soon + 16)
+        dots = _add_group(zero_words(tokens), tokens, unpacked, codes + 16, inputs, own, groups)
+        dots = add_in_parts(dots, load(unpacked, codes), inputs.pairs4, own, groups)
+        scale = load_float16(words, at * 80 + 64)
+        total = add_scaled(total, dots, scale, inputs.scales, own, groups)
+    return from_parts(total)
+
+
 def _product_of_codes8(pair_of):
-    def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+    def product(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
         words = weights.words[layer]
         total = zeros(tokens)
         for group in range(groups):
             at = panel * groups + group
             own = first * groups + group
-            pair = pair_of(words, at, pairs, own_pairs + group * 16)
+            pair = pair_of(words, at, unpacked, (own_group + group) * UNPACKED)
             dots = pair_products(tokens, pair, inputs.pairs8, own, groups)
             soon = (at + ahead * groups) * 136 + first // 4 * 32
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)
-            for word in range(8):
-                eight_bit = load(words, at * 136 + word * 16)
-                dots = add_byte_dots(dots, eight_bit, inputs.words, own * 8 + word, groups * 8)
+            dots = _add_group(dots, tokens, words, at * 136, inputs, own, groups)
             scale = load_float16(words, at * 136 + 128)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
         return total
@@ -197,7 +265,7 @@ def _product_of_codes8(pair_of):
 
 
 def _product_of_pairs(
-    tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead
+    tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead
 ):
     words = weights.words[layer]
     num_words = groups * 16
@@ -228,6 +296,8 @@ def widest_tile(weights: Any) -> Any:
 @overload(widest_tile)
 def _widest_tile(weights):
     widest = EIGHT if _holds_eight(weights) else FOUR
+    if UNPACKS_CODES and weights.instance_class is Codes4:
+        widest = SIX
     return lambda weights: widest
 
 

@@ -157,8 +157,9 @@ def add_bfloat_dots(
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         rows = _rows(builder, args[0], tile)
         if array.dtype != types.float32:
-            numbers = _numbers(context, builder, sig, args, 2, tile.count)
-            added = [bfloat_dot(builder, row, args[1], n) for row, n in zip(rows, numbers, strict=True)]
+            others = _numbers(context, builder, sig, args, 2, tile.count)
+            both = zip(rows, others, strict=True)
+            added = [bfloat_dot(builder, row, args[1], other) for row, other in both]
             return _tile(context, builder, tile, added)
         two = args[3].type(2)
         index, stride = (builder.mul(each, two) for each in args[3:])
@@ -229,9 +230,7 @@ def add_code_dots(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        both = [_vector(context, builder, sig, args, 16 * word) for word in range(4)]
-        upper = [builder.lshr(each, same(4)) for each in both]
-        codes = [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+        codes = _codes(context, builder, sig, args, 1)
         order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
         numbers = [
             list(_numbers(context, builder, sig, [*args[:4], at, args[5]], 3, tile.count))
@@ -254,10 +253,53 @@ def add_code_dots(
     return tile(tile, words, types.intp, array, types.intp, types.intp), codegen
 
 
-def _vector(context: Any, builder: Any, sig: Any, args: Any, beyond: int) -> Any:
-    """Load sixteen words of `args[1]`, from `beyond` after index `args[2]` on."""
-    data = context.make_array(sig.args[1])(context, builder, args[1]).data
-    pointer = builder.gep(data, [builder.add(args[2], args[2].type(beyond))])
+@intrinsic
+def split_codes(typingctx: Any, words: Any, at: Any) -> Any:
+    """Return a tile of a group's 32 four-bit codes as bytes, four in each lane of eight rows."""
+    tile = types.UniTuple(WORD_LANES, 8)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _tile(context, builder, tile, _codes(context, builder, sig, args, 0))
+
+    return tile(words, types.intp), codegen
+
+
+def _codes(context: Any, builder: Any, sig: Any, args: Any, position: int) -> list[Any]:
+    """Load a group's codes: first the lower ones of four vectors, then the upper ones."""
+    both = [_vector(context, builder, sig, args, position, 16 * word) for word in range(4)]
+    upper = [builder.lshr(each, same(4)) for each in both]
+    return [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+
+
+@intrinsic
+def sum_of_rows(typingctx: Any, tile: Any) -> Any:
+    """Return the sum of a tile's rows of int32, which are bytes if no sum of bytes overflows."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = _rows(builder, args[0], tile)
+        while len(rows) > 1:
+            rows = [builder.add(*both) for both in zip(rows[::2], rows[1::2], strict=True)]
+        return rows[0]
+
+    return WORD_LANES(tile), codegen
+
+
+@intrinsic
+def add_tiles(typingctx: Any, tile: Any, other: Any) -> Any:
+    """Return the sum of two tiles of int32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        both = zip(*(_rows(builder, each, tile) for each in args), strict=True)
+        return _tile(context, builder, tile, [builder.add(*rows) for rows in both])
+
+    return tile(tile, other), codegen
+
+
+def _vector(context: Any, builder: Any, sig: Any, args: Any, position: int, beyond: int) -> Any:
+    """Load sixteen words of an array, from `beyond` after an index on: `args[position:]`."""
+    array, index = args[position : position + 2]
+    data = context.make_array(sig.args[position])(context, builder, array).data
+    pointer = builder.gep(data, [builder.add(index, index.type(beyond))])
     return builder.load(builder.bitcast(pointer, WORDS.as_pointer()), align=4)
 
 

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
-from minigen.kernels.cpu.arrays.aligned import zeros
-from minigen.kernels.cpu.dots import HAS_BFLOAT_DOTS
+from minigen.kernels.cpu.arrays.aligned import NUM_LANES, zeros
+from minigen.kernels.cpu.dots import HAS_BFLOAT_DOTS, UNPACKS_CODES
 
-GATED = 16  # tokens whose SiLU(gate) x up is computed at once, after all of a task's panels
+UNPACKED = (9 if UNPACKS_CODES else 1) * NUM_LANES  # words of a panel's group
+# Tokens whose SiLU(gate) x up is computed at once, after all of a task's panels: whole tiles.
+GATED = 24 if UNPACKS_CODES else 16
 
 
 class Tiled(NamedTuple):
@@ -52,7 +54,8 @@ class Rounded(NamedTuple):
 
     `words` and `numbers` are the same memory, as pairs and as numbers of 16 bits. Where no
     instruction multiplies pairs, both are the same array of float32, so that nothing is unpacked.
-    The order of inputs is [tokens, groups, 32], with AMX tiles [tokens / 16, groups, 16 tokens, 32].
+    The order of inputs is [tokens, groups, 32], and with AMX tiles [tokens / 16, groups, 16 tokens,
+    32].
     """
 
     words: np.ndarray

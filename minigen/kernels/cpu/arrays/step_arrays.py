@@ -11,7 +11,7 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.kernels.cpu.amx.scratch import tile_scratch
 from minigen.kernels.cpu.arrays.aligned import NUM_LANES, zeros
-from minigen.kernels.cpu.arrays.inputs import GATED, quantized, rounded
+from minigen.kernels.cpu.arrays.inputs import GATED, UNPACKED, quantized, rounded
 from minigen.kernels.cpu.kv.layout import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.cpu.packed_weights import GROUP, pack_layers, pack_rows
 from minigen.model.layers import rotary_frequencies, rotary_tables
@@ -67,7 +67,7 @@ class Workspace(NamedTuple):
 class ProductScratch(NamedTuple):
     """The workers' memory for products; the first axis is workers."""
 
-    pairs: np.ndarray  # [4 panels, groups, 16 lanes]
+    unpacked: np.ndarray  # [4 panels, groups, UNPACKED words]
     products: np.ndarray  # [GATED tokens, 4 panels, 16 lanes]
     tiles: Any
 
@@ -75,7 +75,7 @@ class ProductScratch(NamedTuple):
 def product_scratch(in_bfloat16: bool, groups: int, num_workers: int) -> ProductScratch:
     """Allocate the workers' memory for products of up to `groups` groups."""
     return ProductScratch(
-        zeros((num_workers, 4 * groups * NUM_LANES), np.int32),
+        zeros((num_workers, 4 * groups * UNPACKED), np.int32),
         zeros((num_workers, GATED * 4 * NUM_LANES), np.float32),
         tile_scratch(in_bfloat16, groups, num_workers),
     )

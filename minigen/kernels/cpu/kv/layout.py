@@ -74,10 +74,11 @@ class Scratch(NamedTuple):
     """Scratch memory of a step's attention.
 
     Queries are [kv_heads, tokens x group, head_dim]; a chunk's scores and probabilities are
-    [workers, rows of a task, CHUNK]. Queries and probabilities are words and numbers of `Rounded`. `values` [workers, TILE / 2, head_dim] is a place for a
-    context's last values. `totals` [workers, rows of a task x (head_dim + 2)] are the rows' sums of
-    values, then their sums of probabilities, then their largest scores. `head` [workers, head_dim]
-    is a place for the key or value of one head on its way to the cache.
+    [workers, rows of a task, CHUNK]. Queries and probabilities are as in `Rounded`. `values`
+    [workers, TILE / 2, head_dim] is a place for a context's last values. `totals` [workers, rows of
+    a task x (head_dim + 2)] are the rows' sums of values, then their sums of probabilities, then
+    their largest scores. `head` [workers, head_dim] is a place for the key or value of one head on
+    its way to the cache.
     """
 
     queries: np.ndarray
@@ -170,12 +171,11 @@ def make_scratch(
     scores = zeros(num_rows * CHUNK, np.float32)
     totals = zeros((num_workers, MOST_ROWS * (shape.head_dim + 2)), np.float32)
     if kv_dtype == "bfloat16":
-        queries, probs = (
-            rounded_numbers(size) for size in (num_queries * shape.head_dim, num_rows * CHUNK)
-        )
+        rounded_queries = rounded_numbers(num_queries * shape.head_dim)
+        rounded_probs = rounded_numbers(num_rows * CHUNK)
         values = zeros(num_workers * TILE // 2 * shape.head_dim, np.int32)
         head = zeros((num_workers, shape.head_dim), np.uint16)
-        return Scratch(*queries, query_rows, scores, *probs, values, totals, head)
+        return Scratch(*rounded_queries, query_rows, scores, *rounded_probs, values, totals, head)
     probs = zeros(num_rows * CHUNK // 2, np.int32)
     queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
