@@ -1121,7 +1121,10 @@ print(lesson.table_of_roofs())
 #   may be near its limit in arithmetic, too.)
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
 #   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
-#   wide (why not more, this benchmark does not show), and AMX a tenth more than that. In bfloat16 nearly all of the gain is AMX's.
+#   wide, and AMX a tenth more than that. (A part of the reason: a product of bytes takes five cycles there, and
+#   each waited for the one before it. Since this table was measured, two chains of products run side by side: on
+#   another Xeon, without AMX, a thread went from 332 to 378 billion operations per second,
+#   [measured apart](../benchmarks/results/34_tried.md).) In bfloat16 nearly all of the gain is AMX's.
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in
 #   int4 and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead
 #   of 32. But a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to

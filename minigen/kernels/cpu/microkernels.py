@@ -178,9 +178,9 @@ def product_tile(
 @overload(product_tile)
 def _product_tile(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
     if weights.instance_class is Codes4:
-        if UNPACKS_CODES and not _holds_all(tokens):
-            return _product_of_unpacked
-        return _product_of_codes4(_source_of_pairs(tokens, _pair_of_codes4))
+        pair_of = _source_of_pairs(tokens, _pair_of_codes4)
+        unpacked = UNPACKS_CODES and not _holds_all(tokens)
+        return _product_of_codes4(pair_of, _dots_of_unpacked if unpacked else _dots_of_codes4)
     if weights.instance_class is Codes8:
         return _product_of_codes8(_source_of_pairs(tokens, _pair_of_codes8))
     return _product_of_pairs
@@ -205,7 +205,19 @@ def _add_group(dots, tokens, codes, at, inputs, own, groups):
     return add_tiles(dots, others)
 
 
-def _product_of_codes4(pair_of):
+@njit(inline="always")
+def _dots_of_codes4(tokens, words, at, unpacked, to, inputs, own, groups):
+    """Return the dot products of a group's four-bit codes, which are unpacked here."""
+    return add_code_dots(zero_words(tokens), words, at * 80, inputs.words, own * 8, groups * 8)
+
+
+@njit(inline="always")
+def _dots_of_unpacked(tokens, words, at, unpacked, to, inputs, own, groups):
+    """Return the same of the codes that `unpack_panel` has written behind the pair."""
+    return _add_group(zero_words(tokens), tokens, unpacked, to + 16, inputs, own, groups)
+
+
+def _product_of_codes4(pair_of, dots_of):
     def product(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
         words = weights.words[layer]
         total = zeros(tokens)
@@ -215,33 +227,15 @@ def _product_of_codes4(pair_of):
             soon = (at + ahead * groups) * 80 + first // 4 * 32
             prefetch_line(tokens, words, soon)
             prefetch_line(tokens, words, soon + 16)
-            pair = pair_of(words, at, unpacked, (own_group + group) * UNPACKED)
-            dots = zero_words(tokens)
-            dots = add_code_dots(dots, words, at * 80, inputs.words, own * 8, groups * 8)
+            to = (own_group + group) * UNPACKED
+            pair = pair_of(words, at, unpacked, to)
+            dots = dots_of(tokens, words, at, unpacked, to, inputs, own, groups)
             dots = add_in_parts(dots, pair, inputs.pairs4, own, groups)
             scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
         return from_parts(total)
 
     return product
-
-
-def _product_of_unpacked(
-    tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead
-):
-    words = weights.words[layer]
-    total = zeros(tokens)
-    for group in range(groups):
-        at, codes = panel * groups + group, (own_group + group) * UNPACKED
-        own = first * groups + group
-        soon = (at + ahead * groups) * 80 + first // 4 * 32
-        prefetch_line(tokens, words, soon)
-        prefetch_line(tokens, words, soon + 16)
-        dots = _add_group(zero_words(tokens), tokens, unpacked, codes + 16, inputs, own, groups)
-        dots = add_in_parts(dots, load(unpacked, codes), inputs.pairs4, own, groups)
-        scale = load_float16(words, at * 80 + 64)
-        total = add_scaled(total, dots, scale, inputs.scales, own, groups)
-    return from_parts(total)
 
 
 def _product_of_codes8(pair_of):
