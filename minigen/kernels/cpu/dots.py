@@ -30,7 +30,7 @@ from minigen.kernels.cpu.simd import (
     multiply_add,
     same,
 )
-from minigen.kernels.processor import NEEDS, cpu_name, fastest_of
+from minigen.kernels.processor import NEEDS, fastest_of
 
 HALVES = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
 _PMADDWD = {  # by their lanes
@@ -206,10 +206,6 @@ PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in
 HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
 WAY = fastest(FEATURES)
 CODES_AT_ONCE = WAY.at_once
-# Intel's processors with AVX-512 start two operations on 64 bytes per cycle, of any kind, and a
-# product takes five cycles. So unpacking costs as much as multiplying, and products must not wait
-# for each other. Zen 4 starts one product per cycle, and other operations beside it.
-UNPACKS_CODES = WAY.name == "AVX-512 VNNI" and not cpu_name().startswith("znver")
 
 
 def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from minigen.kernels.cpu.arrays.inputs import UNPACKED
-from minigen.kernels.cpu.dots import UNPACKS_CODES
+from minigen.kernels.cpu.arrays.inputs import UNPACKED, UNPACKS_CODES
 from minigen.kernels.cpu.elementwise import ZERO_FACTOR
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Codes8, Pairs
 from minigen.kernels.cpu.register_tiles import (

@@ -9,8 +9,14 @@ import numpy as np
 
 from minigen.kernels.cpu.amx.scratch import ROWS, USE_TILES
 from minigen.kernels.cpu.arrays.aligned import NUM_LANES, zeros
-from minigen.kernels.cpu.dots import HAS_BFLOAT_DOTS, UNPACKS_CODES
+from minigen.kernels.processor import cpu_name, fastest_of, names_of, target_features
 
+_FEATURES = names_of(target_features())  # this module loads without the compiler
+IN_PAIRS = "avx512bf16" in _FEATURES or USE_TILES  # an instruction multiplies pairs of bfloat16
+# Intel's processors with AVX-512 start two operations on 64 bytes per cycle, of any kind, and a
+# product takes five cycles. So unpacking costs as much as multiplying, and products must not wait
+# for each other. Zen 4 starts one product per cycle, and other operations beside it.
+UNPACKS_CODES = fastest_of(_FEATURES) == "AVX-512 VNNI" and not cpu_name().startswith("znver")
 UNPACKED = (9 if UNPACKS_CODES else 1) * NUM_LANES  # words of a panel's group
 # Tokens whose SiLU(gate) x up is computed at once, after all of a task's panels: whole tiles.
 GATED = 24 if UNPACKS_CODES else 16
@@ -85,7 +91,7 @@ def rounded(num_tokens: int, width: int) -> Rounded:
 
 def rounded_numbers(count: int) -> Rounded:
     """Allocate numbers that kernels round to bfloat16 and multiply with pairs of bfloat16."""
-    if not (HAS_BFLOAT_DOTS or USE_TILES):
+    if not IN_PAIRS:
         numbers = zeros(count, np.float32)
         return Rounded(numbers, numbers)
     words = zeros(count // 2, np.int32)
