@@ -1079,8 +1079,9 @@ print(lesson.table_of_roofs())
 # <details><summary>What the figure does not show</summary>
 #
 # - A tile needs sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2
-#   these are four registers for each token, so eight tokens need 32 where there are 16. In int8 and int4
-#   the package's tiles stop at four tokens, with AVX-512 too, because LLVM needs registers for other things.
+#   these are four registers for each token, so eight tokens need 32 where there are 16.
+#   With AVX-512 there are 32. But in int8 and int4 the package's tiles stop at four tokens there, too (int4 on
+#   Intel's at six), because more were slower. Probably LLVM runs out of registers.
 # - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
@@ -1096,7 +1097,7 @@ print(lesson.table_of_roofs())
 # ### One processor, four sets of instructions
 #
 # A roofline shows what programs have reached on a machine. The table below the figure is about one
-# processor, an Intel Xeon (two hardware threads of a rented server). For each row, Numba was
+# processor, an Intel Xeon (two cores of a rented server, a thread on each). For each row, Numba was
 # allowed other instructions, those of the last three rows of the table in *What a processor has*,
 # with AVX2 twice. (BF16 is the dot product of two pairs of bfloat16 numbers.) The slope comes from
 # a sum over 268 MB, the flat part from the package's products of 256 tokens, with weights that a
@@ -1105,8 +1106,9 @@ print(lesson.table_of_roofs())
 # (Compare the rows only with each other: figure 34.7 shows your machine and a simpler kernel, whose
 # inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And
 # compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
-# 576, which have more results for each weight. The int4 column is older than the offsets of *Zeros
-# and minima*, which make it somewhat faster.)
+# 576, which have more results for each weight, and results take time, too. The int4 column is older
+# than the way in which minima are stored now, which is somewhat faster. The third row is older than
+# the two chains that the third point explains.)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two
 # operations with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$
@@ -1116,28 +1118,39 @@ print(lesson.table_of_roofs())
 # - Memory is the same in all rows. (The differences are probably chance, since others use the
 #   server, too, and its last cache may keep a part of the sum. A computer with AVX2 has another
 #   memory, and so another slope.) Every ridge is right of one token, so by the roofline one token
-#   waits for memory in all four. (The flat part is that of 256 tokens, which share loads and the
-#   sums of codes. One token pays for them alone and computes more slowly, so in the first row it
-#   may be near its limit in arithmetic, too.)
+#   waits for memory in all four. (The flat part is that of 256 tokens, which share loads and
+#   some sums over the weights (*Zeros and minima*). One token pays for them alone and computes more
+#   slowly, so in the first row it may be near its limit in arithmetic, too.)
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
-#   operations on registers of the same width, AVX-512 three tenths more, although its registers are twice as
-#   wide, and AMX a tenth more than that. (A part of the reason: a product of bytes takes five cycles there, and
-#   each waited for the one before it. Since this table was measured, two chains of products run side by side: on
-#   another Xeon, without AMX, a thread went from 332 to 378 billion operations per second,
-#   [measured apart](../benchmarks/results/34_tried.md).) In bfloat16 nearly all of the gain is AMX's.
+#   operations on registers of the same width, AVX-512 three tenths more, and AMX a tenth more
+#   than that (perhaps nothing more since the change in the next point). In bfloat16 nearly all of the
+#   gain is AMX's. AVX-512 and BF16 together bring 8 %; why so little, was not measured.
+# - Why does AVX-512 bring only three tenths in int8, although its registers are twice as wide? Probably its
+#   instructions wait. The result of a byte instruction is ready five to six cycles after its start, at either
+#   width, and this core can start two in each cycle. So ten or more must be under way to keep it busy. Byte
+#   instructions that add to the same register form a **chain**: each waits for the one before it. A tile of four
+#   tokens has four chains with AVX-512. With AVX2 it has eight, of half the width, because sixteen lanes take two
+#   registers. So while all chains wait, both compute equally much. (They do not always wait: a chain ends with its
+#   group, and the core starts the next group's before that.) Since this table was measured, minigen gives
+#   each token two chains on Intel's AVX-512, and adds them at the group's end. On another Xeon, without AMX, one
+#   thread then did 355 billion operations per second instead of 315, on rows of 576
+#   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). That explains only
+#   a part: 355 / 315 is 1.13, and $1.3 \cdot 1.13$ is 1.5 and not 2. (The table counts two threads, and with AVX2
+#   two chains were not tried.)
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in
 #   int4 and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead
 #   of 32. But a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to
-#   256 exactly. It holds 256 times a code of int4, too, since at most four of its bits are not 0;
+#   256 exactly. It holds 256 times a code of int4, too, since a code has only four bits, and 256 only moves them;
 #   why 256, see *Zeros and minima* below.) With weights in bfloat16 a sum stays in its AMX tile for
 #   512 columns of 1,536, or all of 576. In int8 and int4 it leaves after each 32, to be multiplied
-#   by their scales with vector instructions, 18 times in a row of 576. This, and to convert the
+#   by their scales with vector instructions, 48 times in a row of 1,536. This, and to convert the
 #   codes, takes over a third of the time in int4 (632 against 1,001, on equal rows), and in int8
 #   about half (506, on other rows). (An AMX tile is a register, and not the tile of several tokens
 #   above.)
 # - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
-#   are converted to bfloat16 first. So it uses them for int8 from 48 tokens on, and for fewer tokens the
-#   instructions of the row above. With these, the ridge is at $458 / 34.0 / 1.88 = 7.2$ tokens.
+#   are converted to bfloat16 first. In int8 they were found faster from 48 tokens on. For fewer tokens minigen
+#   uses the instructions of the row above. With these, as the table measured them, the ridge is at
+#   $458 / 34.0 / 1.88 = 7.2$ tokens (7.6 in the table, where reading was slower).
 #
 # ## What bytes as inputs cost
 #

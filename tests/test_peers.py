@@ -452,6 +452,9 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
     assert row in lines
     assert "- decode, minigen auto / peer (best peer): **1.50** (1.00–2.00, 2 rounds)" in lines
     assert "shortened" not in table
+    measured["summary"]["engines"]["peer"]["turns"] = 1
+    fewer = "2 threads of a processor with 2 cores, 2 rounds (1 for peer), 2026-01-02"
+    assert peers_table("peers-x-avx2", measured).startswith(fewer)
     measured["settings"]["scale"] = 0.2
     assert "shortened to 0.2" in peers_table("peers-x-avx2", measured)
     assert "Versions: thing 1.0 (commit abc)." in table

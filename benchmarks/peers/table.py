@@ -100,7 +100,7 @@ def peers_table(name: str, measured: dict[str, Any]) -> str:
 
 def _heading(name: str, measured: dict[str, Any]) -> list[str]:
     summary, machine, settings = measured["summary"], measured["environment"], measured["settings"]
-    count = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+    count = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}{_fewer_rounds(summary)}"
     cut_off = f" ({summary['cut_off']} of them cut off)" if summary["cut_off"] else ""
     dates = " and ".join(sorted({summary["dates"][0], summary["dates"][-1]}))
     has = (
@@ -114,6 +114,16 @@ def _heading(name: str, measured: dict[str, Any]) -> list[str]:
         *([PRETENDED] if settings.get("pretended") else []),
         *([tried] if settings["scale"] != 1 else []),
     ]
+
+
+def _fewer_rounds(summary: dict[str, Any]) -> str:
+    """Name the engines that took part in fewer rounds than the others."""
+    names: dict[int, list[str]] = {}
+    for name, engine in summary["engines"].items():
+        if 0 < engine.get("turns", 0) < summary["rounds"]:  # 0: it failed, and is named below
+            names.setdefault(engine["turns"], []).append(name)
+    parts = [f"{turns} for {', '.join(names[turns])}" for turns in sorted(names)]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _title(load: str) -> str:
