@@ -1081,7 +1081,7 @@ print(lesson.table_of_roofs())
 # - A tile needs sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2
 #   these are four registers for each token, so eight tokens need 32 where there are 16.
 #   With AVX-512 there are 32. But in int8 and int4 the package's tiles stop at four tokens there, too (int4 on
-#   Intel's at six), because more were slower. Probably LLVM runs out of registers.
+#   Intel's at six), because more were slower.
 # - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
