@@ -1078,16 +1078,18 @@ print(lesson.table_of_roofs())
 #
 # <details><summary>What the figure does not show</summary>
 #
-# - A tile needs sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2
-#   these are four registers for each token, so eight tokens need 32 where there are 16.
-#   With AVX-512 there are 32. But in int8 and int4 the package's tiles stop at four tokens there, too (int4 on
-#   Intel's at six), because more were slower.
+# - A set of instructions also says how many SIMD registers there are: 16 with AVX2, 32 with AVX-512. What
+#   does not fit into them is stored in the cache and loaded again, which takes instructions. A tile needs
+#   sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2 these are
+#   four registers for each token, so eight tokens need 32 of 16. With AVX-512 they need 16 of 32. In int8
+#   and int4 the package's tiles stop at four tokens with both (int4 on Intel's AVX-512 at six), because
+#   more were slower.
 # - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
-# - A point that set a limit lies on it by definition. If one token did so, and B is now above the sum's bar
-#   in figure 34.6, a cache may have kept a part of the 85 MB, and then the slope is that of memory and cache
-#   together. Or other programs left more of the memory than before.
+# - A point that set a limit lies on it by definition. If one token did so, and the B printed below the
+#   figure is larger than that of figure 34.6, a cache may have kept a part of the 85 MB, and then the
+#   slope is that of memory and cache together. Or other programs left more of the memory than before.
 # - Results are counted once, as bytes that are written. Many processors read a line from memory before they
 #   write to it. Then the points of many tokens have moved more than they are given here, and lie too far to
 #   the right.
@@ -1097,34 +1099,37 @@ print(lesson.table_of_roofs())
 # ### One processor, four sets of instructions
 #
 # A roofline shows what programs have reached on a machine. The table below the figure is about one
-# processor, an Intel Xeon (two cores of a rented server, a thread on each). For each row, Numba was
-# allowed other instructions, those of the last three rows of the table in *What a processor has*,
-# with AVX2 twice. (BF16 is the dot product of two pairs of bfloat16 numbers.) The slope comes from
+# processor, an Intel Xeon (two cores of a rented server, a thread on each). For each line, Numba was
+# allowed other instructions, those of the last three lines of the table in *What a processor has*,
+# with AVX2 twice. (BF16 is an instruction, `vdpbf16ps`: in each lane it multiplies two bfloat16 numbers
+# by two others, and adds both products to the lane's float32 sum. Without it, bfloat16 numbers become
+# float32 and are multiplied by FMAs, so VNNI, which is for bytes, changes nothing for them.) The slope comes from
 # a sum over 268 MB, the flat part from the package's products of 256 tokens, with weights that a
 # cache holds. Each number is the median of several runs. [The benchmark](../benchmarks/34_roofs.py) prints the
 # first four numbers for your machine, and with `--pretend avx2` those for fewer instructions.
-# (Compare the rows only with each other: figure 34.7 shows your machine and a simpler kernel, whose
-# inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And
-# compare the numbers of a column: int4 and bfloat16 were measured on rows of 1,536, int8 on rows of
-# 576, which have more results for each weight, and results take time, too. The int4 column is older
-# than the way in which minima are stored now, which is somewhat faster. The third row is older than
-# the two chains that the third point explains.)
+# (Compare the table's lines only with each other: figure 34.7 shows your machine and a simpler kernel, whose
+# inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And compare
+# numbers one below the other, not side by side: int4 and bfloat16 were measured with matrix rows of
+# 1,536 weights, int8 with rows of 576, which have more results for each weight, and results take time,
+# too. Three things are newer than the table: how minima are stored (int4); the two chains of the third
+# point below, for which int4's codes are unpacked once for all tokens (third line); and inputs that stay
+# float32 where no instruction multiplies bfloat16 (bfloat16, first two lines).)
 #
-# The last column is the ridge in tokens, for weights in int8. Each token takes part in two
-# operations with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$
-# operations per byte. By hand, for the first row: its ridge is at $166 / 32.9 = 5.05$ operations
-# per byte, and $5.05 / 1.88 = 2.7$ tokens.
+# The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations
+# with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte
+# (results, which are few bytes here, are left out). By hand, for the first line: its ridge is at
+# $166 / 32.9 = 5.05$ operations per byte, and $5.05 / 1.88 = 2.7$ tokens.
 #
-# - Memory is the same in all rows. (The differences are probably chance, since others use the
+# - Memory is the same in all lines. (The differences are probably chance, since others use the
 #   server, too, and its last cache may keep a part of the sum. A computer with AVX2 has another
 #   memory, and so another slope.) Every ridge is right of one token, so by the roofline one token
 #   waits for memory in all four. (The flat part is that of 256 tokens, which share loads and
 #   some sums over the weights (*Zeros and minima*). One token pays for them alone and computes more
-#   slowly, so in the first row it may be near its limit in arithmetic, too.)
+#   slowly, so in the first line it may be near its limit in arithmetic, too.)
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
 #   operations on registers of the same width, AVX-512 three tenths more, and AMX a tenth more
 #   than that (perhaps nothing more since the change in the next point). In bfloat16 nearly all of the
-#   gain is AMX's. AVX-512 and BF16 together bring 8 %; why so little, was not measured.
+#   gain is AMX's. AVX-512 and BF16 together brought 8 %; why so little, was not measured.
 # - Why does AVX-512 bring only three tenths in int8, although its registers are twice as wide? Probably its
 #   instructions wait. The result of a byte instruction is ready five to six cycles after its start, at either
 #   width, and this core can start two in each cycle. So ten or more must be under way to keep it busy. Byte
@@ -1134,23 +1139,26 @@ print(lesson.table_of_roofs())
 #   group, and the core starts the next group's before that.) Since this table was measured, minigen gives
 #   each token two chains on Intel's AVX-512, and adds them at the group's end. On another Xeon, without AMX, one
 #   thread then did 355 billion operations per second instead of 315, on rows of 576
-#   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). That explains only
-#   a part: 355 / 315 is 1.13, and $1.3 \cdot 1.13$ is 1.5 and not 2. (The table counts two threads, and with AVX2
-#   two chains were not tried.)
-# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in
-#   int4 and int8, too. (There is one for bytes, twice as fast, because it takes 64 of a row instead
-#   of 32. But a scale is of 32, so half of it would be idle. And bfloat16 holds whole numbers up to
-#   256 exactly. It holds 256 times a code of int4, too, since a code has only four bits, and 256 only moves them;
-#   why 256, see *Zeros and minima* below.) With weights in bfloat16 a sum stays in its AMX tile for
-#   512 columns of 1,536, or all of 576. In int8 and int4 it leaves after each 32, to be multiplied
-#   by their scales with vector instructions, 48 times in a row of 1,536. This, and to convert the
-#   codes, takes over a third of the time in int4 (632 against 1,001, on equal rows), and in int8
-#   about half (506, on other rows). (An AMX tile is a register, and not the tile of several tokens
-#   above.)
-# - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with codes that
-#   are converted to bfloat16 first. In int8 they were found faster from 48 tokens on. For fewer tokens minigen
-#   uses the instructions of the row above. With these, as the table measured them, the ridge is at
-#   $458 / 34.0 / 1.88 = 7.2$ tokens (7.6 in the table, where reading was slower).
+#   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). That explains
+#   only a part of the missing factor: 355 / 315 is 1.13, and $1.3 \cdot 1.13$ is 1.5 and not 2. (Two chains for four
+#   tokens are eight, still fewer than ten. And of a group's operations for a token five are no byte instructions:
+#   they convert and scale, and take the places of others. In the table, $458 / 2 = 229$ billion are a thread's. It
+#   is another processor; why it is slower was not measured. With AVX2, two chains were not tried.)
+# - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
+#   and int8, too. (There is one for bytes, twice as fast, because it takes 64 weights of a matrix row
+#   instead of 32. But a scale is of 32, so half of it would be idle, and its speed that of bfloat16's.
+#   And bfloat16 holds whole numbers up to 256 exactly. It holds 256 times a code of int4, too, since a
+#   code has only four bits, and 256 only moves them; why 256, see *Zeros and minima* below.) With
+#   weights in bfloat16 a sum stays in its AMX tile for 512 columns of 1,536, or all of 576. In int8 and
+#   int4 it leaves after each 32, to be multiplied by their scales with vector instructions, 48 times in
+#   a row of 1,536. This, converting the codes, and more loads of AMX tiles cost over a third of the
+#   speed in int4 (632 against 1,001, both on rows of 1,536). (int8's 506, on other rows, only hints
+#   that it loses more.) (An AMX tile is a register, and not the tile of several tokens above.)
+# - With AMX the ridge is only a calculation. minigen's AMX tiles always compute sixteen tokens, with
+#   codes that are converted to bfloat16 first. In int8 they were found faster from 48 tokens on, when
+#   vectors had one chain for each token. For fewer tokens minigen uses the instructions of the line
+#   above. With these, as the table measured them, the ridge is at $458 / 34.0 / 1.88 = 7.2$ tokens (7.6
+#   in the table, where reading was slower).
 #
 # ## What bytes as inputs cost
 #
