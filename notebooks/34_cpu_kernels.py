@@ -1137,13 +1137,14 @@ print(lesson.table_of_roofs())
 #   tokens has four chains with AVX-512. With AVX2 it has eight, of half the width, because sixteen lanes take two
 #   registers. So while all chains wait, both compute equally much. (They do not always wait: a chain ends with its
 #   group, and the core starts the next group's before that.) Since this table was measured, minigen gives
-#   each token two chains on Intel's AVX-512, and adds them at the group's end. On another Xeon, without AMX, one
-#   thread then did 355 billion operations per second instead of 315, on rows of 576
+#   each token two chains on Intel's AVX-512, and adds them at the group's end. On another Xeon, whose AMX a
+#   rented machine hides, one thread then did 355 billion operations per second instead of 315, on rows of 576
 #   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). That explains
 #   only a part of the missing factor: 355 / 315 is 1.13, and $1.3 \cdot 1.13$ is 1.5 and not 2. (Two chains for four
-#   tokens are eight, still fewer than ten. And of a group's operations for a token five are no byte instructions:
-#   they convert and scale, and take the places of others. In the table, $458 / 2 = 229$ billion are a thread's. It
-#   is another processor; why it is slower was not measured. With AVX2, two chains were not tried.)
+#   tokens are eight, still fewer than ten. And of a group's operations for a token five are no byte instructions,
+#   and take their places: three convert and scale, one adds what zeros and offsets give, one adds the two
+#   chains. In the table, $458 / 2 = 229$ billion are a thread's. The table's processor is another one; why it is
+#   slower was not measured. With AVX2, two chains were not tried.)
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 weights of a matrix row
 #   instead of 32. But a scale is of 32, so half of it would be idle, and its speed that of bfloat16's.
