@@ -81,7 +81,7 @@ from minigen_course.figures.explore import picture, replay
 from minigen_course.lab.texts import QUESTIONS
 
 llm = load_model(num_blocks=1200)
-ALLOWED = 512  # the most tokens that an answer may have
+ALLOWED = 384  # the most tokens that an answer may have
 
 # %%
 chapter_map("blocks")
@@ -90,7 +90,7 @@ chapter_map("blocks")
 # ## A number that hurts
 #
 # Here are 24 questions of many kinds. The length of an answer is not known before it is written,
-# so the caller sets a limit: 512 tokens here, which cuts off answers that would be longer. A cache
+# so the caller sets a limit: 384 tokens here, which cuts off answers that would be longer. A cache
 # in one piece must reserve room for all of them when the request begins; otherwise it may have to
 # be copied when it grows (chapter 17). A place for the keys and values of one token is called a
 # [**slot**](../docs/glossary.md#slot) (in chapter 00, a request's place).
@@ -193,8 +193,8 @@ measured("requests that run at once", runs["longest, first fit"].together())
 #   [paper](https://arxiv.org/abs/2309.06180) on blocks calls only those internal that will never
 #   be filled; those that will be filled later are *reserved* there.)
 # - **External fragmentation**: free slots that are enough for the next request in total, but too
-#   scattered for it, because it needs one piece. (A gap of 550 slots cannot take a piece of 553. And our
-#   memory has room for only three of the longest pieces, so each gap costs much. In ten times the memory
+#   scattered for it, because it needs one piece. (A gap of 420 slots cannot take a piece of 425. And our
+#   memory has room for only four of the longest pieces, so each gap costs much. In ten times the memory
 #   the share of free slots is smaller.)
 #
 # There is also a *remainder*: free slots that are too few for the next request, wherever
@@ -242,8 +242,8 @@ replay(
 )
 
 # %% [markdown]
-# Best fit changes little here. And knowing the lengths does not end the waste. An answer of 500
-# tokens owns 500 slots from its first step to its last, and on average about half of them are
+# Best fit changes little here. And knowing the lengths does not end the waste. An answer of 300
+# tokens owns 300 slots from its first step to its last, and on average about half of them are
 # empty. And because the pieces differ in size, the gaps between them are often too small for the
 # next request, and the requests behind it wait, too.
 #
@@ -394,11 +394,10 @@ guess_large.compare(100 * waste_of[256][0], "%", measured=True)
 print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} tokens on average")
 
 # %% [markdown]
-# (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above,
-# so the formula gives less there.) The formula fits small blocks, and is less exact for 256. It
-# assumed that a running request stands anywhere in its last block. But most of these requests are
-# shorter than 256 tokens, so their *only* block is their last one, and many end before it is half
-# full. The number of empty slots then depends on the lengths, not on chance.
+# (The table takes $t$ from the run of each block size.) The formula fits small blocks, and is less
+# exact for 256. It assumed that a running request stands anywhere in its last block. But most of
+# these requests are shorter than 256 tokens, so their *only* block is their last one, and many end
+# before it is half full. The number of empty slots then depends on the lengths, not on chance.
 #
 # Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look
 # up and to jump to. The default of vLLM and of this engine is 16. (vLLM's authors report a waste
@@ -497,7 +496,7 @@ from minigen_course.figures.trace_views import pool_states
 
 small = load_model(num_blocks=48, block_size=4, enable_prefix_caching=False)
 beginning = "Every evening the old keeper of the lighthouse climbed the stairs and lit the lamp"
-three = SamplingParams(n=3, seed=5, max_tokens=24, ignore_eos=True)
+three = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
 with small.record() as recorder:
     small.generate(beginning, three, progress=False)
 states = pool_states(recorder.events)

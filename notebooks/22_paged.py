@@ -88,9 +88,9 @@ from minigen_course.figures.trace_views import pool_states
 from minigen_course.lab.texts import QUESTIONS
 from minigen_course.lab.toy_engine import serve_toy
 
-NUM_BLOCKS, BLOCK_SIZE = 64, 16  # a small memory, so that it is soon full
+NUM_BLOCKS, BLOCK_SIZE = 40, 16  # a small memory, so that it is soon full
 NUM_SLOTS = NUM_BLOCKS * BLOCK_SIZE
-params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=256)
+params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=160)
 
 # %%
 chapter_map("KV cache", "attention")
@@ -98,12 +98,12 @@ chapter_map("KV cache", "attention")
 # %% [markdown]
 # ## A number that hurts
 #
-# Here is the real engine, forced to reserve each answer's maximum length up front: 16 questions, and
-# each answer may have 256 tokens. The memory has 1,024 slots.
+# Here is the real engine, forced to reserve each answer's maximum length up front: 12 questions, and
+# each answer may have 160 tokens. The memory has 640 slots.
 #
 # Predict: what share of the slots holds a token, on average over the steps in which a request waits?
-# (Chapter 21 found less. There, each request reserved its prompt and 512 slots in one piece. Here it
-# reserves its prompt and 256, in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are
+# (Chapter 21 found less. There, each request reserved its prompt and 384 slots in one piece. Here it
+# reserves its prompt and 160, in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are
 # measured or depend on sampled text, so yours may differ.)
 
 # %%
@@ -117,7 +117,7 @@ reserving = load_model(
 )
 asked = [
     reserving.chat_prompt([{"role": "user", "content": f"Briefly: {question}"}])
-    for question in QUESTIONS[:16]
+    for question in QUESTIONS[:12]
 ]
 with reserving.record() as recorder, reserving.count_work() as reserved_work:
     answers = reserving.generate(asked, params, progress=False)
@@ -314,15 +314,15 @@ from minigen_course.ch17_dense_cache.lesson import continue_dense
 
 exact = load_model(weights="float32", num_blocks=64)
 texts = ["The sea is", "Once upon a time there was a king who", "1, 2, 3, 4, 5, 6, 7, 8, 9,"]
-greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 for text, answer in zip(texts, exact.generate(texts, greedy, progress=False), strict=True):
-    assert answer.token_ids == continue_dense(exact, text, 8)
+    assert answer.token_ids == continue_dense(exact, text, 5)
 print("token by token the same, in blocks and in one piece")
 
 # %% [markdown]
 # ## The tables, as sequences come and go
 #
-# Now the same 16 questions, with blocks as they are needed. The picture below is drawn while the engine
+# Now the same 12 questions, with blocks as they are needed. The picture below is drawn while the engine
 # runs, from the events that it emits. When the run has ended, it shows the step in which the memory was
 # fullest.
 #
@@ -489,7 +489,7 @@ guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 # kernel can read each block where it lies, and add up the sum block by block. (It keeps a running
 # numerator, denominator and largest score; chapter 32 shows how.) Chapter 33 writes such a kernel for a
 # GPU, and the compiled step (chapter 34) has one for a CPU. Where the step is compiled, the engine that
-# answered the 16 questions used that kernel.
+# answered the 12 questions used that kernel.
 #
 # ## Your turn
 #
@@ -742,12 +742,12 @@ measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
 # The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
-# reasons. Requests at once are counted only while one waits. In blocks all 16 start together, and
+# reasons. Requests at once are counted only while one waits. In blocks all 12 start together, and
 # those first steps, with the most requests, are left out (as are the last ones, when few run in either). And a
 # preempted request is computed again as a whole prompt. Without the repeats both ways compute about
 # the same tokens, so the gain in useful tokens per step is the ratio of the steps (the line before
 # the last). Why are there repeats? A request starts as soon as its prompt finds blocks, then all
-# running answers grow, and once they need more than 64 blocks, some request loses its blocks and is
+# running answers grow, and once they need more than 40 blocks, some request loses its blocks and is
 # computed again from its first token. With long answers that can happen again and again (the engine
 # **thrashes**), so the share above depends on the sampled text. Chapter 24 treats this: it compares
 # such a scheduler with one that reserves, and shows how much of the repeated work a prefix cache
@@ -780,7 +780,7 @@ verdicts(
         f"{mark(together_paged / together_reserved)} times",
         within(together_paged / together_reserved, 4.3, 4.4),
         "the longest decides: the engine they compare with reserves 2,048 tokens for every request, "
-        "ours the prompt and the 256 that an answer may have",
+        "ours the prompt and the 160 that an answer may have",
         PAPER,
         measured=True,
     ),

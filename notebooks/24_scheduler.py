@@ -120,8 +120,8 @@ chapter_map("scheduler")
 # Twelve people ask at the same moment, and a step has room for four sequences: four **batch slots**
 # (`max_num_seqs`). (A batch slot is a place in the batch; chapter 21's slot is a place in the cache.) The
 # simplest way is **static batching**: the first four start together, and when the last of them is done,
-# the next four start. In order of arrival the answers have 90, 8, 14, 22, 76, 9, 30, 12, 64, 18, 10 and
-# 24 tokens, and each step gives every running sequence one. Predict which percentage of the slots stays
+# the next four start. In order of arrival the answers have 45, 4, 7, 11, 38, 5, 15, 6, 32, 9, 5 and
+# 12 tokens, and each step gives every running sequence one. Predict which percentage of the slots stays
 # empty.
 #
 # Unless the text says otherwise, times in this chapter are those of a clock of its own, which
@@ -140,7 +140,7 @@ guess_empty = predict("Per cent of the slots that stay empty?", None, within=1.2
 # %%
 step_time = StepTime(read=0.004, token=0.0005, overhead=0.001)  # seconds
 slots = 4
-answers = (90, 8, 14, 22, 76, 9, 30, 12, 64, 18, 10, 24)
+answers = (45, 4, 7, 11, 38, 5, 15, 6, 32, 9, 5, 12)
 twelve = [Ask.of_lengths(0.0, prompt=12, output=count) for count in answers]
 
 
@@ -186,9 +186,9 @@ measured("that took", static_seconds, "s")
 # knee, and $t_{row}$ right of it. By the one with the sum, it costs $t_{add}$ everywhere. But by the sum, too, left of the knee the larger part of a step is fixed, so twice the batch takes less
 # than 1.5 times as long; far right of the knee it takes nearly twice as long.
 #
-# For ten batch sizes from 1 to 32, the cell times six steps (`read_along` gives the model the next token
+# For ten batch sizes from 1 to 32, the cell times four steps (`read_along` gives the model the next token
 # of every text in each), in three rounds (another program may disturb some rounds, but rarely all of
-# them). It takes the fourth fastest of these 18 steps, and draws both formulas through the first and the
+# them). It takes the third fastest of these 12 steps, and draws both formulas through the first and the
 # last batch size (the first formula with $t_0 = 0$). Two points fix two unknowns. With the sum,
 # $t_1 = t_{fixed} + t_{add}$ and $t_{32} = t_{fixed} + 32 \cdot t_{add}$. The difference of both is
 # $31 \cdot t_{add}$, so
@@ -206,9 +206,9 @@ guess_double = predict("With how many sequences does a step take twice as long?"
 
 # %%
 sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-texts = {n: [text_ids[first : first + 6] for first in range(n)] for n in sizes}
+texts = {n: [text_ids[first : first + 4] for first in range(n)] for n in sizes}
 rounds = [{n: read_along(llm, *texts[n]).seconds for n in sizes} for _ in range(3)]
-step_seconds = {n: sorted(sum((each[n] for each in rounds), ()))[3] for n in sizes}
+step_seconds = {n: sorted(sum((each[n] for each in rounds), ()))[2] for n in sizes}
 
 few_seconds, many_seconds = step_seconds[1], step_seconds[32]
 add_seconds = max((many_seconds - few_seconds) / 31, 1e-9)
@@ -457,11 +457,11 @@ for name in ("static", "dynamic"):
 # that are all there from the start, eight slots, and answers whose lengths are spread in four
 # ways:
 #
-# - all of 40 tokens;
-# - any length between two limits, each equally likely: from 35 to 45 tokens, up to 1 to 79;
-# - most of 10 tokens, and 5 to 40 % of 200;
+# - all of 20 tokens;
+# - any length between two limits, each equally likely: from 18 to 22 tokens, up to 1 to 39;
+# - most of 5 tokens, and 5 to 40 % of 100;
 # - many short ones and ever fewer long ones, without an upper limit (an **exponential** distribution),
-#   with about 10, 20 or 40 tokens on average.
+#   with about 5, 10 or 20 tokens on average.
 #
 # The horizontal axis shows how many times as long as the mean the longest of eight answers is.
 # Predict, for the points of the picture, the largest ratio of static over continuous steps.
@@ -473,7 +473,7 @@ guess_spread = predict("At most how many times as many steps does static batchin
 # %%
 def one_spread(outputs: list[int]) -> tuple[float, float]:
     """(longest of a static batch over the mean, static steps over continuous ones)."""
-    arrivals = [Ask.of_lengths(0.0, 4, output) for output in outputs]
+    arrivals = [Ask.of_lengths(0.0, 2, output) for output in outputs]
     steps = {
         name: simulate(arrivals, settings(name), step_time).num_steps
         for name in ("static", "continuous")
@@ -485,16 +485,16 @@ def one_spread(outputs: list[int]) -> tuple[float, float]:
 rng = random.Random(24)
 of_160 = range(160)
 points = {
-    "all alike": [one_spread([40] * 160)],
+    "all alike": [one_spread([20] * 160)],
     "evenly between two lengths": [
-        one_spread([rng.randint(low, 80 - low) for _ in of_160]) for low in (35, 30, 20, 10, 1)
+        one_spread([rng.randint(low, 40 - low) for _ in of_160]) for low in (18, 15, 10, 5, 1)
     ],
     "most short, a few long": [
-        one_spread([200 if rng.random() < share else 10 for _ in of_160])
+        one_spread([100 if rng.random() < share else 5 for _ in of_160])
         for share in (0.05, 0.1, 0.2, 0.4)
     ],
     "exponential": [
-        one_spread([1 + int(rng.expovariate(1 / each)) for _ in of_160]) for each in (10, 20, 40)
+        one_spread([1 + int(rng.expovariate(1 / each)) for _ in of_160]) for each in (5, 10, 20)
     ],
 }
 picture(
@@ -508,7 +508,7 @@ print(
     f"static batching takes {min(ratios):.1f} to {max(ratios):.1f} times as many steps in the picture"
 )
 guess_spread.compare(round(max(ratios), 1), "times")
-tenth_long = [Ask.of_lengths(0.0, 4, 200 if number % 10 == 9 else 10) for number in of_160]
+tenth_long = [Ask.of_lengths(0.0, 2, 100 if number % 10 == 9 else 5) for number in of_160]
 # nothing to read: the sum
 by_sum_here = StepTime(read=0.0, token=add_seconds, overhead=fixed_seconds)
 ends = {
@@ -932,19 +932,19 @@ class PreemptingScheduler(WholePromptScheduler):
 mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
-# Now the third one goes into the engine, in a memory that is too small (and with a budget of 64
-# tokens, so the number of preemptions differs from the one above). As long as yours has not passed, the course's own
-# runs, and the line below says so. `save_part` writes a part to a file with all that it uses; what
+# Now the third one goes into the engine, with the first six of the twelve requests above, in a
+# memory that is too small for them. As long as yours has not passed, the course's own runs, and the
+# line below says so. `save_part` writes a part to a file with all that it uses; what
 # it returns is what `minigen serve --scheduler` takes (chapter 51's server).
 
 # %%
-small = load(scheduler=mine, max_num_seqs=8, num_blocks=24, max_num_batched_tokens=64)
-served = serve(small, crowd, text_ids, step_time)
+small = load(scheduler=mine, max_num_seqs=8, num_blocks=20, max_num_batched_tokens=64)
+served = serve(small, crowd[:6], text_ids, step_time)
 whose = "your" if mine is PreemptingScheduler else "the course's own"
 print(f"{served.num_preempted} preempted, {served.num_steps} steps, by {whose}", end=" ")
 print(small.describe()["scheduler"])
 name = save_part(mine, Path(mkdtemp()) / "mine.py")  # a path, a colon, and the class's name
-from_file = serve(load(scheduler=name, max_num_seqs=8), crowd[:3], text_ids, step_time)
+from_file = serve(load(scheduler=name, max_num_seqs=8), short, text_ids, step_time)
 print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outputs), "requests")
 
 # %% [markdown]

@@ -81,7 +81,7 @@ from minigen_course.figures.trace_views import step_view, story
 from minigen_course.lab.texts import ALICE
 
 load = partial(load_model, enable_prefix_caching=False)  # so that every run computes everything
-llm = load(max_num_seqs=32, max_num_batched_tokens=1024)
+llm = load(max_num_seqs=24, max_num_batched_tokens=1024)
 text_ids = llm.tokenizer.encode(ALICE)
 
 
@@ -89,8 +89,8 @@ def greedy(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-prompts = [text_ids[first : first + 24] for first in range(0, 512, 16)]  # 32 of 24 tokens
-lengths = [(4, 8, 16, 64)[place % 4] for place in range(32)]
+prompts = [text_ids[first : first + 24] for first in range(0, 384, 16)]  # 24 of 24 tokens
+lengths = [(4, 8, 16, 32)[place % 4] for place in range(24)]
 params = [greedy(length) for length in lengths]
 _ = llm.generate(prompts[0], greedy(2))  # the first steps of a process are slow
 
@@ -100,15 +100,15 @@ chapter_map("engine")
 # %% [markdown]
 # ## A number that hurts
 #
-# Thirty-two people send a prompt of 24 tokens, and want answers of 4 to 64 tokens. Here are five ways
+# Twenty-four people send a prompt of 24 tokens each, and want answers of 4 to 32 tokens. Here are five ways
 # to serve them, each on top of the one before:
 #
 # 1. one request after the other, and for every new token the **whole text** goes through the model
 #    again, as in chapter 15;
 # 2. one request after the other, with a [KV cache](../docs/glossary.md#kv-cache) (chapter 17);
-# 3. sixteen at once, in **static batches** (chapter 24);
-# 4. sixteen at once, with **continuous batching**;
-# 5. thirty-two at once, with continuous batching.
+# 3. twelve at once, in **static batches** (chapter 24);
+# 4. twelve at once, with **continuous batching**;
+# 5. twenty-four at once, with continuous batching.
 #
 # All five use the same model, the same kernels and the same token budget per step. The
 # [throughput](../docs/glossary.md#throughput) counts output tokens per second. Predict two ratios
@@ -136,25 +136,25 @@ def tokens_per_second(serve, count: int) -> float:
     return sum(lengths[:count]) / (time.perf_counter() - started)
 
 
-sixteen = {
-    name: load(scheduler=name, max_num_seqs=16, max_num_batched_tokens=1024)
+by_twelve = {
+    name: load(scheduler=name, max_num_seqs=12, max_num_batched_tokens=1024)
     for name in ("static", "continuous")
 }
 at_once = []
 ways = {  # name: (how to serve, how many of the requests)
     "no cache, one by one": (lambda: list(map(again, prompts[:4], lengths)), 4),
     "cache, one by one": (lambda: list(map(llm.generate, prompts[:4], params)), 4),
-    "static batches of 16": (
-        lambda: sixteen["static"].generate(prompts, params, progress=False),
-        32,
+    "static batches of 12": (
+        lambda: by_twelve["static"].generate(prompts, params, progress=False),
+        24,
     ),
-    "continuous, 16 at once": (
-        lambda: sixteen["continuous"].generate(prompts, params, progress=False),
-        32,
+    "continuous, 12 at once": (
+        lambda: by_twelve["continuous"].generate(prompts, params, progress=False),
+        24,
     ),
-    "continuous, 32 at once": (
+    "continuous, 24 at once": (
         lambda: at_once.extend(llm.generate(prompts, params, progress=False)),
-        32,
+        24,
     ),
 }
 first_round = {name: tokens_per_second(*way) for name, way in ways.items()}
@@ -214,7 +214,7 @@ picture(
 #
 # The function below is such a loop. It also reads a clock between the calls, which we need later. Its
 # answers must be those of minigen's own loop. (`llm.process_requests` makes the answers' sequences and
-# runs nothing.) How many steps will eight requests take, with answers of 4, 8, 16, 64, 4, 8, 16 and 64
+# runs nothing.) How many steps will eight requests take, with answers of 4, 8, 16, 32, 4, 8, 16 and 32
 # tokens, if all eight start in the first step?
 
 # %%
@@ -397,8 +397,8 @@ explore(
 # %% [markdown]
 # ## Where the time of a step goes
 #
-# The clocks in `run_steps` give the time of each of the four calls, here for 1, 8 and 32 sequences of
-# 24 new tokens each. (Packing is done in `logits`, so it counts as the model. These are means over all
+# The clocks in `run_steps` give the time of each of the four calls, here for 1, 8 and 24 sequences
+# that each get 24 new tokens. (Packing is done in `logits`, so it counts as the model. These are means over all
 # steps. The first step is part of them, and it computes all prompts.) Predict: with one sequence, which
 # percentage of a step is spent outside of the model?
 
@@ -409,7 +409,7 @@ guess_outside = predict(
 
 # %%
 spent_by_step = {}
-for count in (1, 8, 32):
+for count in (1, 8, 24):
     spent = dict.fromkeys(PARTS, 0.0)
     own = [each.sequence for each in llm.process_requests(prompts[:count], greedy(24))]
     num_steps = run_steps(llm.engine, own, spent)
@@ -429,8 +429,8 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU the rest is a small part: a few per cent with one sequence, less with 32. (With one
-# sequence, most of `sample` is a fixed cost per call: with 32 it takes far less than 32 times as
+# On a CPU the rest is a small part: a few per cent with one sequence, less with 24. (With one
+# sequence, most of `sample` is a fixed cost per call: with 24 it takes far less than 24 times as
 # long.) On a fast GPU, a step of this small model takes far less time, and Python like this can
 # take a large part of it. (Our clocks would mislead there: minigen has another runner for NVIDIA's
 # GPUs, without the `.cpu()` above, which copies the logits to the CPU. A GPU works by itself: this
@@ -531,14 +531,14 @@ def likeliest(logits, sequences):
 
 
 parts = {"allocator": LowestFirst, "scheduler": ArrivalOrder, "sampler": likeliest}
-yours = load(**parts, max_num_seqs=32, max_num_batched_tokens=1024)
+yours = load(**parts, max_num_seqs=24, max_num_batched_tokens=1024)
 for part in parts:
     print(f"{part:<10} {yours.describe()[part]}")
 reference = at_once[: len(prompts)]  # by minigen's own parts, from Figure 25.1
 own_answers = []
 own_rate = max(  # the better of two rounds, as above
     tokens_per_second(
-        lambda: own_answers.append(yours.generate(prompts, params, progress=False)), 32
+        lambda: own_answers.append(yours.generate(prompts, params, progress=False)), 24
     )
     for _ in range(2)
 )
@@ -693,8 +693,8 @@ show(Engine.step, Engine._fail_only, Engine._finish_step)
 
 # %%
 measured("one by one, with a cache", by_cache, "tokens/s")
-measured("32 at once, minigen's parts", fastest, "tokens/s")
-measured("32 at once, the parts above", own_rate, "tokens/s")
+measured("24 at once, minigen's parts", fastest, "tokens/s")
+measured("24 at once, the parts above", own_rate, "tokens/s")
 measured("shared steps gain", fastest / by_cache, "times")
 
 # %% [markdown]
@@ -715,7 +715,7 @@ verdicts(
     Claim(
         "On a fast GPU, most of the time is spent outside of the model",
         f"{mark(100 * outside['1 at once'], '%', 2)} of a step for 1 sequence, "
-        f"{mark(100 * outside['32 at once'], '%', 2)} for 32, without HTTP",
+        f"{mark(100 * outside['24 at once'], '%', 2)} for 24, without HTTP",
         NOT_TESTED,
         "the source profiled vLLM before 0.6, with 8 billion parameters on an H100: 33 % HTTP server, "
         "29 % scheduling (with preparing inputs, which is in the model's share here), 38 % GPU",

@@ -133,7 +133,7 @@ from minigen.kernels.triton.decode_attention import num_splits, paged_decode_tri
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import interpreted, launch, tl
 
-greedy = SamplingParams(temperature=0, max_tokens=3)
+greedy = SamplingParams(temperature=0, max_tokens=2)  # the second one takes a decode step
 llm = load_model(weights="float32", num_blocks=2, enable_prefix_caching=False)  # room for 32 tokens
 expected = llm.generate("The sea is", greedy).text
 chapter_map("attention", "blocks", "GPU kernels")
@@ -288,7 +288,8 @@ def gather_kernel(
 
 # %% [markdown]
 # In the engine: while the `with` block runs, every decode step gathers keys and values by your
-# kernel. (Until it passes, `mine` is the course's own.)
+# kernel, in each of the 30 layers. An answer of two tokens takes one decode step, because the
+# prompt's step gives the first token. (Until your kernel passes, `mine` is the course's own.)
 
 # %%
 mine = check(33, gather_kernel=gather_kernel)  # your own if it passed, else the course's

@@ -636,7 +636,7 @@ by_columns = my_columns(
     part, inverse_factor(part_hessian, 0.01), lesson.column_rounder(part, two_bits)
 )
 package = gptq(part, part_hessian, two_bits, static_groups=True).dequantize()
-torch.testing.assert_close(by_columns, package, rtol=0, atol=1e-5)
+assert torch.allclose(by_columns, package, rtol=0, atol=1e-5)
 print("the same matrix as the package's GPTQ")
 guess_unseen = predict(
     "3 bits, down matrix, GPTQ calibrated on 8 windows: error on new text, of RTN's?",
@@ -781,12 +781,12 @@ for name, each in (lesson.stored("35_quantization", "variants") or {}).items():
 #
 # ## Your turn: choose bits
 #
-# The cell measures six matrices of layer 27 on 128 tokens. For eleven sizes it compares the greedy choice
+# The cell measures six matrices of layer 27 on 64 tokens. For eleven sizes it compares the greedy choice
 # with the best of all mixtures. (minigen's greedy choice first drops forms that are never worth their bytes, so
 # it may differ from yours.)
 
 # %%
-probe_ids = exact.tokenizer.encode(texts["seen"], add_special_tokens=False)[:128]
+probe_ids = lesson.first_ids(exact.tokenizer, texts["seen"], 64)
 choices = lesson.sensitivities(exact, probe_ids, 27, (2, 3, 4))
 for name, own in choices.items():
     losses = "  ".join(f"{each.form} bits {mark(1000 * each.loss, '', 2)}" for each in own)
@@ -872,7 +872,7 @@ guess_keys = predict(
 # channels.
 
 # %%
-kv_ids = exact.tokenizer.encode(texts["held-out topics"], add_special_tokens=False)[:160]
+kv_ids = lesson.first_ids(exact.tokenizer, texts["held-out topics"], 160)
 layers = lesson.keys_and_values(exact, kv_ids)
 picture(
     draw.cache_channels(layers[12].keys[:64, 0], layers[12].values[:64, 0]),
@@ -934,11 +934,11 @@ my_window = check(35, residual_window=residual_window)
 print("75 tokens, a window of 32: keys and values in codes:", my_window(75, 32))
 options = {"weights": "float32", "block_size": 32, "num_blocks": 16, "max_num_seqs": 1}
 kv_bytes = {"float32": lesson.kv_bytes(exact)}
-kv_kl = {}
+kv_kl, in_full = {}, lesson.kept_rows(exact, kv_ids)
 for dtype in ("int8", "int4", "int2"):
     coded = load_model(kv_cache_dtype=dtype, **options)
     kv_bytes[dtype] = lesson.kv_bytes(coded)
-    kv_kl[dtype], same = lesson.cache_quality(coded, exact, kv_ids)
+    kv_kl[dtype], same = lesson.cache_quality(coded, in_full, kv_ids)
     print(f"{dtype}: {kv_bytes[dtype]:>6} bytes per token, ", end="")
     print(
         f"{kv_bytes['float32'] / 2 / kv_bytes[dtype]:.1f} times fewer than with 16 bits; ", end=""

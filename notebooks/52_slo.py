@@ -467,24 +467,24 @@ guess_slow.compare(round(slow["open loop"] / slow["closed loop"], 1), "times")
 # Which window? A load begins with an empty machine, and at its end the machine runs empty again. A report
 # of a whole load counts both, from the first arrival to the last answer: in the vital signs above, 200
 # requests arrived at 4 per second (3.9 in this draw), all of them were good, and yet goodput is 3.4. So
-# each load below lasts about 50 s,
-# and the window begins at second 15, when the machine has filled, and ends at second 45, when requests
+# each load below lasts about 40 s,
+# and the window begins at second 15, when the machine has filled, and ends at second 35, when requests
 # still arrive.
 #
 # The length of the load matters much more when more arrives than the machine can serve. Send 14 requests per
 # second, the most that we try (and let a step compute at most 512 tokens, not 2,048 as above, so that no prompt
-# makes the others wait long; the second of eight broken systems will show why), and stop after 175 requests. Or
-# stop after 700, four times as many. By what factor does the number of good answers grow?
+# makes the others wait long; the second of eight broken systems will show why), and stop after 140 requests. Or
+# stop after 560, four times as many. By what factor does the number of good answers grow?
 
 # %%
-guess_more = predict("Good answers of 700 requests: how many times those of 175?", None, within=1.5)
+guess_more = predict("Good answers of 560 requests: how many times those of 140?", None, within=1.5)
 
 # %%
-rates = (2, 4, 6, 8, 9, 10, 14)
-window = (15, 45)  # seconds
+rates = (2, 4, 6, 8, 10, 14)
+window = (15, 35)  # seconds
 offered = {}
 for rate in rates:
-    times = poisson(rate, 50 * rate, np.random.default_rng(1))
+    times = poisson(rate, 40 * rate, np.random.default_rng(1))
     offered[rate] = simulate(chat_of(times), Knobs(max_num_batched_tokens=512)).outcomes
 
 explore(
@@ -492,7 +492,7 @@ explore(
         offered, (Slo("ttft", ttft_ms / 1e3), Slo("itl", itl_ms / 1e3)), window
     ),
     "Answered requests per second, all of them and those within the objectives. Left: from second 15 "
-    "to second 45, by offered load. Right: at the largest load, from the first arrival to the "
+    "to second 35, by offered load. Right: at the largest load, from the first arrival to the "
     "last answer of its first requests, by their number.",
     "52.3",
     ttft_ms=(50, 5000, 50, 500),
@@ -506,18 +506,18 @@ for rate, each in steady.items():
         f"{rate:>2} offered per second: {each.answered:.1f} answered, {each.good:.1f} of them good"
     )
 num_good = {}
-for count in (175, 350, 700):
+for count in (140, 280, 560):
     whole = report(offered[most][:count], objectives)  # the first ones of one run, see below
     num_good[count] = round(whole.goodput * whole.seconds)
     print(
         f"{most} offered, {count} requests: {num_good[count]} good in {whole.seconds:.0f} s, so "
         f"{whole.goodput:.1f} per second; {whole.request_rate:.1f} answered per second"
     )
-guess_more.compare(round(num_good[700] / num_good[175], 2), "times")
+guess_more.compare(round(num_good[560] / num_good[140], 2), "times")
 for limit in (0.06, 0.07):
     kept = Rates.of(offered[6], (Slo("ttft", 0.5), Slo("itl", limit)), window)
     print(f"6 offered, gaps of at most {1e3 * limit:.0f} ms: {kept.good:.1f} good per second")
-times = poisson(most, 50 * most, np.random.default_rng(1))
+times = poisson(most, 40 * most, np.random.default_rng(1))
 more = simulate(chat_of(times), Knobs(max_num_seqs=128, max_num_batched_tokens=512)).outcomes
 wide = Rates.of(more, objectives, window)
 print(
@@ -527,7 +527,7 @@ print(
 # %% [markdown]
 # Left: blue is what the machine answers, orange is what is answered in time. They rise together until the
 # 64 batch slots are full. (Requests arrive at random, so the window can have more or fewer than the offered
-# load says: 52 answers instead of 60 at 2 per second, and 258 instead of 240 at 8.) By hand: with 64
+# load says: 30 answers instead of 40 at 2 per second, and 164 instead of 160 at 8.) By hand: with 64
 # running, a step takes about 0.064 s (0.050 s for the weights, 0.011 s for 64 caches of 400 tokens, 0.002 s
 # of overhead, and a little for prompts), so a request with its prefill runs for about 6.5 s, and the slots
 # answer at most 64 / 6.5 = 9.8 per second (Little's law). Beyond that, blue stays on its **plateau**:
@@ -535,9 +535,8 @@ print(
 # because work is
 # done twice; system 3 will show that.) Orange collapses. Once the machine is
 # [**saturated**](../docs/glossary.md#saturated), a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
-# second no request that ends in the window is good. At 10 the queue grows slowly, and at 9 only while
-# chance brings more than the slots answer. So a part of the window is still good there, and how much
-# depends on the window.
+# second no request that ends in the window is good. At 10 the queue grows slowly. So a part of
+# the window is still good there, and how much depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` (a load generator) gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -545,8 +544,8 @@ print(
 # **the goodput of a whole load says more about the length of the test than about the machine**, and it goes to
 # 0. Throughput creeps up to its plateau, because the empty start and the end weigh less and less. Say of
 # a load test how long it lasted, leave out its start, and do not believe a goodput while the queue grows.
-# (Each point of the curves at the right, and each line for 175, 350 and 700 requests, counts only the first
-# requests of one run of 700. The later
+# (Each point of the curves at the right, and each line for 140, 280 and 560 requests, counts only the first
+# requests of one run of 560. The later
 # ones still arrive meanwhile; they hardly change which of the first are good.)
 #
 # (The vital signs of this chapter are of whole loads. Compare them only for the same load: a longer load
@@ -616,7 +615,7 @@ print(f"{most} per second: {steady[most].good_tokens:.0f} good tokens per second
 # %% [markdown]
 # The same machine is cheapest at the largest load that it still serves in time. At 2 per second its
 # steps are nearly empty. At 14 per second it draws power and costs money as before, but in the
-# window, from second 15 to second 45, all answers miss an objective. There are no good tokens, so
+# window, from second 15 to second 35, all answers miss an objective. There are no good tokens, so
 # they have no price. (A report
 # that gives a price for such a load counts the good answers from the start of the test.)
 #
@@ -693,7 +692,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # ## Press it: this server
 #
 # The same page, drawn for the server that runs in this notebook. Each button sends a load; the first,
-# a flood of 40 requests, has been pressed already. Look for the panel in which a load shows, and say
+# a flood of 24 requests, has been pressed already. Look for the panel in which a load shows, and say
 # which resource runs out. (Dashed: 500 ms, 100 ms (if the panel reaches so far), and 90 % of the blocks.)
 
 # %%
@@ -701,7 +700,7 @@ system_prompt = draw_words(300, rng)
 draw.dashboard(
     server.url,
     {
-        "a_flood": [Planned(0, draw_words(20, rng), 32) for _ in range(40)],
+        "a_flood": [Planned(0, draw_words(20, rng), 32) for _ in range(24)],
         "a_few_people": [Planned(at, draw_words(20, rng), 24) for at in poisson(6, 12, rng)],
         "one_long_text": [
             *(Planned(at, draw_words(20, rng), 48) for at in constant(8, 16)),
@@ -711,19 +710,19 @@ draw.dashboard(
             Planned(at, f"{system_prompt} {draw_words(10, rng)}", 16) for at in constant(6, 18)
         ],
     },
-    "A flood of 40 requests in six panels: four run, and most of the others wait. Time 0 is the "
+    "A flood of 24 requests in six panels: four run, and most of the others wait. Time 0 is the "
     "last reading.",
     "52.5",
 )
 
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
-# 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
+# 20 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
 # stays far below 100 ms: each running request is served well, and the others wait in the queue.
 # (Each percentile is of the two seconds before a reading, so the last readings of a flood that
 # lasts longer leave out its first requests. They are estimated from buckets, as above. So a p99
 # may be longer than the whole flood: if
-# it lies in the bucket from 2.5 to 5 s, it may be shown near 5 s, although no request waited 4 s.)
+# it lies in the bucket from 1 to 2.5 s, it may be shown near 2.5 s, although no request waited 2 s.)
 #
 # ## Diagnosis as a method
 #
@@ -788,7 +787,7 @@ draw.dashboard(
 # - **Bandwidth** has none either. It is the answer where steps only decode, ITL breaks its objective, and
 #   slots, blocks and arithmetic are free; then weights or a cache in fewer bits help. (In the eight
 #   systems below it never is.)
-# - The TTFT p99 is of 30 to 240 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
+# - The TTFT p99 is of 30 to 160 requests, so it lies near the maximum. The ITL p99 is of all their gaps,
 #   1,700 or more of them, so a stutter of fewer than one gap in a hundred does not reach it.
 #
 # In the cell after the table, write one of the six words instead of `None`, decide which layer you
@@ -1136,7 +1135,7 @@ async def measure():
             asked = {"prompt": f"Tea number {number} is", "max_tokens": 16, "temperature": 0}
             (await client.post("/v1/completions", json=asked)).raise_for_status()
 
-        return await mine(send, constant(10, 20), (50, 90, 99))
+        return await mine(send, constant(10, 12), (50, 90, 99))
 
 
 for percent, seconds in run_apart(measure()).items():  # on the running server
@@ -1144,8 +1143,8 @@ for percent, seconds in run_apart(measure()).items():  # on the running server
 reveal(52, load_test=mine)
 
 # %% [markdown]
-# Until yours passes, `mine` is the course's own. (Twenty requests have no p99. What is printed is
-# their maximum: nearest rank number 20 of 20.)
+# Until yours passes, `mine` is the course's own. (Twelve requests have no p99. What is printed is
+# their maximum: nearest rank number 12 of 12.)
 
 # %% [markdown]
 # ## Your turn: the capstone
@@ -1230,9 +1229,8 @@ measured("after", again.itl.max, "s")
 measured("the longest gap, before divided by after", before.itl.max / again.itl.max, "times")
 
 # %% [markdown]
-# The stutter has shrunk: the longest gap has fallen to a fraction (compare it with 100 ms), and
-# the
-# median wait has fallen, too. The longest wait is about as long as before. Before, it was the wait of a short
+# The stutter has shrunk: the longest gap has fallen to a fraction (compare it with 100 ms). The
+# median wait is usually shorter, too, but chance moves it. The longest wait is about as long as before. Before, it was the wait of a short
 # request behind the long text, or of the long text itself. Now it is the long text's own prefill, which
 # takes about as long in chunks as in one step (on some machines rather longer). If yours has
 # fallen to a fraction instead, another program probably disturbed the first measurement: run its

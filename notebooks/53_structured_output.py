@@ -86,33 +86,36 @@ from minigen_course.figures.show import best_seconds
 from minigen_course.lab.inspect_model import read_along
 
 fast = load_model(weights="int4")
-llm = load_model(weights="int4", grammar_backend=regexes.AutomatonBackend)
+end_ids = fast.tokenizer.eos_token_ids  # one here, the token <|im_end|>
+backend = regexes.AutomatonBackend(fast.tokenizer, fast.config.vocab_size, end_ids)
+llm = load_model(weights="int4", grammar_backend=backend)
+guessing = load_model(weights="int4", speculative_config={"method": "grammar", "adaptive": False})
 chapter_map("sampler")
 
 # %% [markdown]
-# Two engines are loaded, both with 4-bit weights and a compiled step (chapters 16 and 34). `fast` does
+# Three engines are loaded, all with 4-bit weights and a compiled step (chapters 16 and 34). `fast` does
 # the measuring, and its grammars are minigen's own. `llm` compiles its grammars by this chapter's code:
-# `grammar_backend=AutomatonBackend`. A request carries its form in `structured_outputs={...}`, with one of
-# five names: `regex`, `choice` (a list of texts), `json` (a JSON schema), `json_object` (any JSON object)
-# or `grammar` (rules, further below). Texts stand in ⟨⟩, as measured numbers do, where another processor
-# may write another one.
+# its `grammar_backend` is an `AutomatonBackend`. `guessing` has its turn in the last measurement.
+# A request carries its form in `structured_outputs={...}`, with one of five names: `regex`, `choice` (a
+# list of texts), `json` (a JSON schema), `json_object` (any JSON object) or `grammar` (rules, further
+# below). Texts stand in ⟨⟩, as measured numbers do, where another processor may write another one.
 #
 # ## A number that hurts: how many answers can a program read?
 #
 # A café takes orders by chat. The system prompt asks for JSON and shows an example. The customer
-# writes, say, *two large lattes, please*. There are 32 such orders. An answer is useful if it is JSON,
+# writes, say, *two large lattes, please*. There are 24 such orders. An answer is useful if it is JSON,
 # and if the JSON has the right keys with values of the right kind. The second condition is written down
 # as a **JSON schema**, and the `jsonschema` library judges it:
 
 # %%
 print(lesson.ASKED)
 print(json.dumps(lesson.SCHEMA["properties"]))
-guess_valid = predict("Of 32 answers, how many are valid by the schema?", None, within=1.5)
+guess_valid = predict("Of 24 answers, how many are valid by the schema?", None, within=1.5)
 
 # %%
-orders = lesson.orders(32)
+orders = lesson.orders(24)
 asked = [fast.chat_prompt(each.messages) for each in orders]
-free_params = SamplingParams(temperature=0, max_tokens=64)  # room for every answer of the form
+free_params = SamplingParams(temperature=0, max_tokens=48)  # twice what an ordinary answer needs
 free = fast.generate(asked, free_params, progress=False)
 free_json = sum(lesson.parsed(each.text) is not None for each in free)
 free_valid = sum(lesson.validates(each.text) for each in free)
@@ -140,7 +143,7 @@ guess_valid.compare(free_valid, measured=True)
 # orders, up to four times each.
 
 # %%
-tries = lesson.retried(fast, asked[:8], rounds=4, max_tokens=64)
+tries = lesson.retried(fast, asked[:8], rounds=4, max_tokens=48)
 answered = tries.missing[0] - tries.missing[-1]
 print(f"after 4 tries, ⟨{answered}⟩ of 8 orders have a valid answer")
 print(f"a try succeeded in {mark(100 * tries.share, '%', 2)} of the cases")
@@ -340,9 +343,9 @@ picture(
     "and their tokens are allowed. The grey branches are dead at their first grey edge.",
     number="53.3",
 )
+started = time.perf_counter()
 form = regexes.automaton_of(regexes.parse(pattern))
-end_ids = llm.tokenizer.eos_token_ids  # one here, the token <|im_end|>
-backend = regexes.AutomatonBackend(llm.tokenizer, llm.config.vocab_size, end_ids)
+build_seconds = time.perf_counter() - started  # for the costs, at the end
 spellings = backend.spellings.values()
 beginnings = {each[:length] for each in spellings for length in range(len(each) + 1)}
 for seen in (b"", b'{"drink": "'):
@@ -533,9 +536,9 @@ from minigen.sampling.grammar import LLGuidanceBackend
 
 witness = LLGuidanceBackend(llm.tokenizer, llm.config.vocab_size, end_ids)
 equal = forced_states = 0
-for each in (pattern, '"[^"\\\\]{0,20}"', "日本(語)?.*", "(é|è)+", "-?(0|[1-9][0-9]*)", "(a|b)*c"):
+for each in (pattern, '"[^"\\\\]{0,8}"', "日本(語)?.*", "(é|è)+", "-?(0|[1-9][0-9]*)", "(a|b)*c"):
     wanted = SamplingParams(structured_outputs={"regex": each}).structured_outputs
-    for seed in range(3):
+    for seed in range(2):
         mine, other = backend.compile(wanted), witness.compile(wanted)
         for own, its in lesson.walk(mine, other, seed, steps=25):
             if lesson.forced_text(mine.masks.automaton, mine.states[-1]):
@@ -834,18 +837,18 @@ for name, part in {"handed out": handed_out, "mended": mended}.items():
 # %% [markdown]
 # ## The measurement again
 #
-# The same 32 orders, with the schema as a grammar (llguidance, in the compiled engine). Two numbers this
+# The same 24 orders, with the schema as a grammar (llguidance, in the compiled engine). Two numbers this
 # time. **Valid** asks for the form. **Right** asks whether the drink, the size and the quantity are those
 # of the order. Predict the second.
 
 # %%
 guess_right = predict(
-    "Of 32 answers with a grammar, how many have the right content?", None, within=2
+    "Of 24 answers with a grammar, how many have the right content?", None, within=2
 )
 
 # %%
 grammar_params = SamplingParams(
-    temperature=0, max_tokens=64, structured_outputs={"json": lesson.SCHEMA}
+    temperature=0, max_tokens=48, structured_outputs={"json": lesson.SCHEMA}
 )
 formed = fast.generate(asked, grammar_params, progress=False)
 ended = [each for each in formed if each.finish_reason == "stop"]
@@ -945,7 +948,7 @@ print(f"the tool that is listed first: ⟨{first_tool} of {len(called)}⟩")
 # First three masks, side by side: one by this chapter's walk in Python, in the worst state (inside a string,
 # where nearly the whole vocabulary is allowed); the same mask once it is kept; a mask by llguidance along
 # a whole answer, without keeping any. And a step of the model, which the mask must not delay. Then whole
-# answers of 16 tokens, with and without a grammar, for one sequence and for 16 at once; and the time to
+# answers of 16 tokens, with and without a grammar, for one sequence and for 8 at once; and the time to
 # compile the form, once, before the first token. Predict: how many per cent of a compiled step does
 # llguidance's mask take?
 
@@ -957,7 +960,6 @@ worst = inside[0]
 walk_seconds = best_seconds(lambda: regexes.allowed_tokens(backend.trie, form, worst), repeats=2)
 kept = backend.masks(pattern)
 kept_seconds = best_seconds(lambda: kept[worst].copy())
-build_seconds = best_seconds(lambda: regexes.automaton_of(regexes.parse(pattern)), repeats=2)
 started = time.perf_counter()
 matcher = witness.compile(grammar_params.structured_outputs)  # a form that is new to it
 compile_seconds = time.perf_counter() - started
@@ -974,12 +976,11 @@ print(f"the walk in Python takes {mark(walk_seconds / step_seconds, 'steps', 2)}
 print(f"the same mask, kept, takes {mark(100 * kept_seconds / step_seconds, '% of a step', 2)}")
 plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 formed_16 = SamplingParams(temperature=0, max_tokens=16, structured_outputs={"json": lesson.SCHEMA})
-slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=3) for n in (1, 16)}
+slower = {n: lesson.times_as_long(fast, asked[:n], plain, formed_16, repeats=3) for n in (1, 8)}
 for num_sequences, times in slower.items():
     print(f"whole answers, {num_sequences} at once: {mark(times, 'times as long with a grammar')}")
 print(f"compiling the form: {mark(1000 * compile_seconds, 'ms', 2)} by llguidance, ", end="")
 print(f"{mark(1000 * build_seconds, 'ms', 2)} for this chapter's automaton, without masks")
-guessing = load_model(weights="int4", speculative_config={"method": "grammar", "adaptive": False})
 steps = [lesson.num_steps(each, asked[0], grammar_params) for each in (fast, guessing)]
 guessed = lesson.ratio_by_turns(
     lambda: fast.generate(asked[0], grammar_params),
@@ -1035,7 +1036,7 @@ verdicts(
     ),
     Claim(
         "Masking is free",
-        f"whole answers take {mark(slower[1])} times as long for one sequence, {mark(slower[16])} for 16; a "
+        f"whole answers take {mark(slower[1])} times as long for one sequence, {mark(slower[8])} for 8; a "
         f"mask alone is {mark(share, '%', 2)} of a step",
         holds(max(slower.values()) < 1.05),
         "judged by whole answers, at 5 %: the mask is computed beside the model, and still has to be handed "

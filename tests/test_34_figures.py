@@ -1,6 +1,7 @@
 """Figures of chapter 34 show the given numbers; learners' roundings and products are used."""
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,12 +34,14 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     continue_in_bytes,
     continue_in_codes,
     continue_rounded,
+    log_probabilities_of,
     parts_of_time,
     perplexity_cost,
     possible_fits,
     processor_parts,
     quantise_groups,
     rate_and_constant,
+    read_at_once,
     relative_error,
     round_weights,
     rounded,
@@ -265,6 +268,15 @@ def test_a_text_read_in_chunks_gives_the_logits_of_the_whole_text() -> None:
 
 
 @pytest.mark.model
+def test_a_text_read_at_once_gives_the_logits_of_each_token_read_alone() -> None:
+    llm = load_model(weights="int4")
+    ids = llm.tokenizer.encode("The old lighthouse stands on a rock")
+    for _ in range(2):  # all blocks were freed, and no prefix is shared
+        found = read_at_once(llm, ids)
+        torch.testing.assert_close(found, read_along(llm, ids).logits[0], atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.model
 def test_a_learners_rounding_is_used_by_the_products() -> None:
     llm = load_model(weights="float32")
     sizes = []
@@ -338,11 +350,21 @@ def test_a_cost_in_perplexity_has_an_interval() -> None:
     exact = torch.zeros(4, 8)
     worse = exact.clone()
     worse[torch.arange(3), torch.tensor(ids[1:])] = -torch.tensor([0.1, 0.2, 0.3])
-    cost, margin = perplexity_cost([worse], [exact], [ids])
+    found, right = (log_probabilities_of([each], [ids]) for each in (worse, exact))
+    cost, margin = perplexity_cost(found, right)
     ratio = perplexity_of([worse], [ids]) / perplexity_of([exact], [ids])
     assert cost == pytest.approx(100 * (ratio - 1))
     assert 0 < margin < cost
-    assert perplexity_cost([exact], [exact], [ids]) == (0, 0)
+    assert perplexity_cost(right, right) == (0, 0)
+
+
+def test_log_probabilities_are_those_of_whole_texts() -> None:
+    texts = [list(range(length)) for length in (1, 2, 17, 18, 40)]
+    logits = [torch.randn(len(ids), 50) for ids in texts]
+    found = log_probabilities_of(logits, texts)
+    assert len(found) == sum(len(ids) - 1 for ids in texts)
+    expected = math.log(perplexity_of(logits, texts))
+    assert float(found.mean()) == pytest.approx(-expected)
 
 
 def test_a_constant_is_distinguished_from_a_lower_rate() -> None:

@@ -121,7 +121,7 @@ def test_the_other_figures_are_drawn() -> None:
     shares = {name: np.array([0.5, 0.3, 0.2]) for name in ("p", "q", "classical")}
     made = figures.drift(shares, ["a", "b", "c"])
     assert len(made.axes[0].patches) == 9
-    png(figures.shallow([0.0, 0.2, 1.0], 4))
+    png(figures.shallow({0: 0.0, 2: 0.2, 4: 1.0}, 4))
 
 
 def test_stored_gains_have_a_panel_for_each_form_and_load() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minigen import LLM, SamplingParams
 from minigen.protocols import Proposer
 from minigen.sequence import Sequence
 from minigen.speculative.ngram import NgramProposer
 from minigen_course.ch36_speculative import lesson, reference
-from minigen_course.lab.inspect_model import manager_of
+from minigen_course.lab.inspect_model import manager_of, read_along
 from tools.chapters import ROOT
 
 PROMPT = [5, 6, 7, 8, 9] * 3
@@ -125,6 +126,8 @@ def test_an_engine_with_drafts_gives_the_same_texts_as_by_load(
     assert llm.engine.speculator is usual
     assert runs["plain"].drafted == 0
     assert runs["plain"].share == 0
+    alone = [llm.generate(each, GREEDY).token_ids for each in (PROMPT, [9, 9, 9])]
+    assert runs["plain"].answers == runs["wrong"].answers == alone
     if not adaptive:
         assert runs["drafts"].drafted == runs["by load"].drafted > 0
         assert runs["drafts"].accepted == runs["by load"].accepted > 0
@@ -160,10 +163,23 @@ def test_a_prediction_saves_steps_and_changes_nothing(llm: LLM) -> None:
     assert steps < lesson.num_steps(llm, text, params, "another salt") == 24
 
 
+def test_one_step_gives_the_logits_of_a_whole_answer(llm: LLM) -> None:
+    answer = llm.generate(PROMPT, GREEDY).token_ids
+    found = lesson.answer_logits(llm, PROMPT, answer)
+    assert found.argmax(-1).tolist() == answer
+    one_by_one = read_along(llm, [*PROMPT, *answer]).logits[0][len(PROMPT) - 1 : -1]
+    torch.testing.assert_close(found, one_by_one)
+    assert owned(llm) == 0
+
+
 def test_all_layers_agree_with_themselves(llm: LLM) -> None:
     agreement = lesson.shallow_agreement(llm, PROMPT, 3)
-    assert len(agreement) == llm.config.num_layers + 1
-    assert agreement[-1] == 1
+    assert list(agreement) == list(range(llm.config.num_layers + 1))
+    assert agreement[llm.config.num_layers] == 1
+    some = lesson.shallow_agreement(llm, PROMPT, 3, every=2)
+    assert some == {
+        each: agreement[each] for each in range(llm.config.num_layers % 2, len(agreement), 2)
+    }
     by_depth = lesson.depth_probs(llm, PROMPT)
     assert len(by_depth) == len(agreement)
     assert [each.sum() for each in by_depth] == pytest.approx([1] * len(by_depth))

@@ -12,6 +12,7 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.sampling import sampler
 from minigen_course.grading.plug_in import using
 from minigen_course.grading.stub import is_stub, mirror, stub
+from minigen_course.lab.load import load_test
 
 
 def test_a_stub_keeps_signature_and_docstring_and_imports_what_it_needs() -> None:
@@ -40,14 +41,16 @@ def test_a_stub_counts_as_a_stub_until_something_is_written() -> None:
     for dotted in (
         "minigen.kv_cache.block_allocator.BlockAllocator",
         "minigen_course.ch32_flash_attention.flash.merge",
+        "minigen_course.lab.load.load_test",  # a coroutine
     ):
         exec(stub(dotted), names)
     mine = names["BlockAllocator"]
     assert is_stub(names["merge"])
+    assert is_stub(names["load_test"])
     assert is_stub(mine)
     mine.allocate = BlockAllocator.allocate  # type: ignore[attr-defined]
     assert not is_stub(mine)
-    assert not any(map(is_stub, (BlockAllocator, sampler.keep_top_p, None, 3, int)))
+    assert not any(map(is_stub, (BlockAllocator, sampler.keep_top_p, load_test, None, 3, int)))
 
 
 def test_a_mirror_is_the_source() -> None:

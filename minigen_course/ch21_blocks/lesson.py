@@ -8,6 +8,7 @@ waiting request can use, because they are scattered).
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -77,8 +78,9 @@ class Memory(Protocol):
     """A memory that gives slots to requests; each request has a number.
 
     `hold` makes sure that a request owns slots for its first `num_tokens` tokens, or returns False
-    and changes nothing. `give_back` frees all slots of a request. `pieces` has, for each request,
-    its (first slot, number of slots) in the order of its tokens.
+    and changes nothing; the slots that the request owns already stay its own. `give_back` frees all
+    slots of a request. `pieces` has, for each request, its (first slot, number of slots) in the
+    order of its tokens.
     """
 
     pieces: dict[int, list[tuple[int, int]]]
@@ -117,12 +119,12 @@ class Moment:
     pieces: tuple[Piece, ...]
     refused: int | None
 
-    @property
+    @cached_property
     def num_used(self) -> int:
         """The number of slots that hold tokens."""
         return sum(piece.used for piece in self.pieces)
 
-    @property
+    @cached_property
     def num_owned(self) -> int:
         """The number of slots that belong to requests."""
         return sum(piece.size for piece in self.pieces)
@@ -244,12 +246,14 @@ class _Simulation:
         self.tokens = [request.prompt for request in requests]
         self.waiting, self.running = deque(range(len(requests))), list[int]()
         self.preempted, self.num_recomputed = set[int](), 0
+        self.full = [list[Piece]() for _ in requests]  # the pieces that no token can be added to
+        self.num_in_full = [0] * len(requests)  # the number of tokens in these pieces
 
     def finish(self) -> None:
         """Free the slots of each request whose answer is complete."""
         done = [each for each in self.running if self.tokens[each] == self.requests[each].total]
         for each in done:
-            self.memory.give_back(each)
+            self.give_back(each)
             self.running.remove(each)
 
     def grow(self) -> None:
@@ -257,7 +261,7 @@ class _Simulation:
         for each in list(self.running):
             while each in self.running and not self.memory.hold(each, self.tokens[each] + 1):
                 last = self.running.pop()
-                self.memory.give_back(last)
+                self.give_back(last)
                 self.waiting.appendleft(last)
                 self.preempted.add(last)
             self.tokens[each] += each in self.running
@@ -275,10 +279,18 @@ class _Simulation:
         return None
 
     def pieces(self) -> tuple[Piece, ...]:
-        found = []
+        found: list[Piece] = []
         for each in self.running:
-            left = self.tokens[each]
-            for first, size in self.memory.pieces[each]:
-                found.append(Piece(first, size, min(left, size), each))
-                left -= found[-1].used
+            full, left = self.full[each], self.tokens[each] - self.num_in_full[each]
+            others: list[Piece] = []
+            for first, size in self.memory.pieces[each][len(full) :]:
+                used = min(left, size)
+                (full if used == size else others).append(Piece(first, size, used, each))
+                left -= used
+            self.num_in_full[each] = self.tokens[each] - sum(piece.used for piece in others)
+            found += full + others
         return tuple(found)
+
+    def give_back(self, request_id: int) -> None:
+        self.memory.give_back(request_id)
+        self.full[request_id], self.num_in_full[request_id] = [], 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -81,15 +81,17 @@ def _matrix(
     axes: Axes, groups: Sequence[int], taken: Sequence[Word], row: int, by_panels: bool
 ) -> None:
     columns = [(group, word) for group in groups for word in range(WORDS)]
+    fields = []
     for each in range(LANES):
         for x, (group, word) in enumerate(columns):
             colour = "white"
             if (each, group, word) in taken:
                 colour = ORANGE if each == row else SKY
-            axes.add_patch(Rectangle((x, each), 1, 1, facecolor=colour, edgecolor=FAINT))
+            fields.append(Rectangle((x, each), 1, 1, facecolor=colour, edgecolor=FAINT))
             ink = "white" if colour == ORANGE else INK
             place = place_of((each, group, word), by_panels)
-            axes.text(x + 0.5, each + 0.54, f"{place}", ha="center", va="center", size=7, color=ink)
+            _number_in_field(axes, x + 0.5, each + 0.54, place, ink, size=7)
+    axes.add_collection(PatchCollection(fields, match_original=True))
     width = len(columns)
     axes.add_patch(Rectangle((0, row), width, 1, fill=False, edgecolor=ORANGE, linewidth=2))
     for border in range(WORDS, width, WORDS):
@@ -137,15 +139,7 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
                 axes.add_patch(
                     Rectangle((lane, height), 1, 1, facecolor=colour, edgecolor="white", alpha=0.6)
                 )
-                axes.text(
-                    lane + 0.5,
-                    height + 0.53,
-                    f"{number}",
-                    ha="center",
-                    va="center",
-                    size=8,
-                    color=INK,
-                )
+                _number_in_field(axes, lane + 0.5, height + 0.53, number, INK, size=8)
             height += 1
         height += 0.5
     axes.set(xlim=(-2.6, LANES), ylim=(height - 0.5, -0.1))
@@ -156,6 +150,11 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
     axes.tick_params(length=0)
     title(axes, "64 products of bytes, added up in 16 lanes: one instruction with AVX512-VNNI")
     return made
+
+
+def _number_in_field(axes: Axes, x: float, y: float, number: int, ink: str, size: float) -> None:
+    """Write a number into a field. It lies within the axes, so the layout need not measure it."""
+    axes.text(x, y, f"{number}", ha="center", va="center", size=size, color=ink, in_layout=False)
 
 
 def _counted(number: int) -> list[str]:

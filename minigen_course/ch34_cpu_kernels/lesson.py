@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.bench.perplexity import EngineRows
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed
 from minigen.model.layers import DenseLinear
@@ -217,6 +218,16 @@ def scores(
     return model.logits(model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend))
 
 
+def read_at_once(llm: LLM, token_ids: Sequence[int]) -> Float[Tensor, "tokens vocab"]:
+    """Return the logits after each token of a text, which the engine reads in one step, a prompt.
+
+    They come from the engine's own runner and KV cache, as those of `read_along` do.
+    """
+    one_more = [*token_ids, token_ids[-1]]  # the last token of a text is not computed
+    rows = EngineRows(llm)(one_more, 1, len(token_ids))
+    return torch.cat([each.clone() for each in rows])
+
+
 def _with_rounded_inputs(layer: Layer, rounding: Rounded) -> Layer:
     return replace(
         layer,
@@ -257,20 +268,31 @@ def continue_rounded(llm: LLM, prompt: str, num_tokens: int, quantise: Quantise)
     return llm.tokenizer.decode(token_ids)
 
 
+def log_probabilities_of(
+    logits: Sequence[Tensor], texts: Sequence[Sequence[int]]
+) -> Float[Tensor, " followers"]:
+    """Return the log-probabilities of all tokens that follow another one in their text.
+
+    `logits` are [tokens, vocab] per text. They are taken a few rows at a time, so that the copies
+    in float64 stay small.
+    """
+    found = []
+    for rows, ids in zip(logits, texts, strict=True):
+        for start in range(0, len(ids) - 1, 16):
+            piece = slice(start, start + 17)  # its last token only follows another one
+            found.append(log_probabilities_in(rows[piece], ids[piece]))
+    return torch.cat(found)
+
+
 def perplexity_cost(
-    found: Sequence[Tensor], exact: Sequence[Tensor], texts: Sequence[Sequence[int]]
+    found: Float[Tensor, " followers"], exact: Float[Tensor, " followers"]
 ) -> tuple[float, float]:
     """Return by how many per cent the perplexity rises from `exact`, and half its 95 % interval.
 
-    Both are logits of the same texts, [tokens, vocab] per text. The interval is of the mean of the
-    differences at each token, as if tokens were independent; it is too narrow where they are not.
+    Both are log-probabilities of the same tokens. The interval is of the mean of the differences at
+    each token, as if tokens were independent; it is too narrow where they are not.
     """
-    differences = torch.cat(
-        [
-            log_probabilities_in(right, ids) - log_probabilities_in(mine, ids)
-            for mine, right, ids in zip(found, exact, texts, strict=True)
-        ]
-    )
+    differences = exact - found
     ratio = math.exp(float(differences.mean()))
     error = float(differences.std()) / math.sqrt(len(differences))
     return 100 * (ratio - 1), 100 * ratio * 1.96 * error

@@ -222,17 +222,16 @@ def explored_gain(
     return made
 
 
-def shallow(agreement: Sequence[float], count: int) -> Figure:
+def shallow(agreement: Mapping[int, float], count: int) -> Figure:
     """Draw how often the first layers agree with all layers, and how often they would have to.
 
     The second line is the acceptance at which `count` drafts pay for themselves, if a draft costs
     its share of the layers and further rows cost nothing.
     """
     made, axes = figure(7.6, 3.0)
-    depths = np.arange(len(agreement))
-    axes.plot(depths, agreement, "o-", color=BLUE, markersize=4, label="likeliest token agrees")
-    shares = depths / depths[-1]
-    needed = [_break_even(count, 1 + count * each) for each in shares]
+    depths, shares = np.array(list(agreement)), list(agreement.values())
+    axes.plot(depths, shares, "o-", color=BLUE, markersize=4, label="likeliest token agrees")
+    needed = [_break_even(count, 1 + count * each) for each in depths / depths[-1]]
     axes.plot(depths, needed, "--", color=ORANGE, label=f"needed, for {count} drafts per step")
     axes.set(xlabel="layers that draft", ylabel="share", ylim=(-0.02, 1.04))
     axes.legend(frameon=False, labelcolor=INK, loc="upper left")

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from minigen import LLM, SamplingParams
 from minigen.engine.dispatcher import SharedSteps
@@ -330,6 +331,25 @@ def next_probs(logits: torch.Tensor, temperature: float = 1.0) -> list[np.ndarra
     return list((logits.double() / temperature).softmax(-1).numpy())
 
 
+def answer_logits(
+    llm: LLM, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+) -> Float[torch.Tensor, "tokens vocab"]:
+    """Return the logits that decide each token of an answer, from one step with it as drafts."""
+    manager, greedy = manager_of(llm), SamplingParams(temperature=0.0)
+    room = len(answer_ids) + 1
+    sequence = EngineSequence(
+        -1, tuple(prompt_ids), greedy, 0, room, frozenset(), cache_salt="answer"
+    )
+    sequence.drafts = tuple(answer_ids)
+    count = len(prompt_ids) + len(answer_ids)
+    manager.allocate(sequence, len(prompt_ids))
+    try:
+        manager.allocate_slots(sequence, count)
+        return llm.engine.runner.logits([ScheduledChunk(sequence, count)])[:-1].clone()
+    finally:
+        manager.free(sequence)
+
+
 @torch.inference_mode()
 def depth_probs(llm: LLM, token_ids: Sequence[int]) -> list[np.ndarray]:
     """Return the probabilities of the token after a text, by the first n layers, n = 0, 1, 2, ...
@@ -340,16 +360,23 @@ def depth_probs(llm: LLM, token_ids: Sequence[int]) -> list[np.ndarray]:
 
 
 @torch.inference_mode()
-def shallow_agreement(llm: LLM, token_ids: Sequence[int], first: int) -> list[float]:
-    """Return how often the first n layers have the full model's likeliest token, n = 0, 1, 2, ...
+def shallow_agreement(
+    llm: LLM, token_ids: Sequence[int], first: int, every: int = 1
+) -> dict[int, float]:
+    """Return how often the first n layers have the full model's likeliest token, by n.
 
-    The output norm and head follow directly after layer n (early exit). Places from `first` on
-    count. The model must run layer by layer.
+    n is the number of all layers, and `every` fewer each time, down to 0. The output norm and head
+    follow directly after layer n (early exit). Places from `first` on count. The model must run
+    layer by layer.
     """
     model = transformer_of(llm)
     states = recorded_states(llm, token_ids)[:, first:]
-    likeliest = torch.stack([model.logits(each).argmax(-1) for each in states])
-    return [float(each) for each in (likeliest == likeliest[-1]).float().mean(-1)]
+    depths = range(len(states) - 1, -1, -every)
+    likeliest = {depth: model.logits(states[depth]).argmax(-1) for depth in depths}
+    own = likeliest[depths[0]]
+    return {
+        depth: float((each == own).float().mean()) for depth, each in reversed(likeliest.items())
+    }
 
 
 # Loads and results
@@ -357,12 +384,16 @@ def shallow_agreement(llm: LLM, token_ids: Sequence[int], first: int) -> list[fl
 
 @dataclass(frozen=True)
 class Run:
-    """What one way of answering took: seconds of each turn, steps, drafts and accepted drafts."""
+    """What one way of answering took: seconds of each turn, steps, drafts and accepted drafts.
+
+    `answers` are the token ids of each prompt's answer.
+    """
 
     seconds: list[float]
     steps: int
     drafted: int
     accepted: int
+    answers: list[list[int]]
 
     @property
     def share(self) -> float:
@@ -397,7 +428,9 @@ def compared(
         if any(each != answers[0] for each in answers):
             raise AssertionError("speculation changed a text")
     return {
-        name: Run(spent[name][1:], work.steps, work.tokens_drafted, work.tokens_accepted)
+        name: Run(
+            spent[name][1:], work.steps, work.tokens_drafted, work.tokens_accepted, answers[0]
+        )
         for name, work in counts.items()
     }
 

@@ -30,7 +30,7 @@ Events = Callable[[Tokens, dict[str, Any], Callable[[], None]], AsyncIterator[by
 
 
 def looks_at_health(
-    url: str, ask: Callable[[], object], pause: float = 0.01
+    url: str, ask: Callable[[], object], pause: float = 0.02
 ) -> tuple[float, list[tuple[float, float]]]:
     """Look at `/health` again and again while `ask()` runs in a thread.
 

@@ -12,7 +12,8 @@ from IPython.display import display
 
 from minigen.bench.report import Outcome, Report, Slo, report
 from minigen.bench.workload import burst, constant, poisson
-from minigen.trace.timeline import Timeline
+from minigen.trace.events import Event
+from minigen.trace.timeline import Request, Timeline
 from minigen_course.lab.cost_model import Card
 from minigen_course.lab.simulator import CARD, Ask, Knobs, Run, asks, simulate
 
@@ -92,16 +93,13 @@ class Vitals:
         lasting = list(zip(run.moments, spans, strict=True))
         served = sum(each.running * span for each, span in lasting)
         waits = [(each.running, span) for each, span in lasting if each.waiting]
-        counters, lost = run.readings.counters, list[int]()
-        timeline = Timeline(
-            times_only=True, on_preempted=lambda _, event: lost.append(event.counts["computed"])
-        )
-        timeline.replay(run.events)
+        lost, hit_rate = _lost_and_hit_rate(run)
         answered = [each for each in outcomes if each.error is None]
+        met = [{slo: slo.is_met(each) for slo in slos} for each in answered]
 
         def share(latency: str) -> float:
             wanted = [slo for slo in slos if latency in (slo.latency, "")]
-            return sum(all(slo.is_met(each) for slo in wanted) for each in answered) / len(outcomes)
+            return sum(all(each[slo] for slo in wanted) for each in met) / len(outcomes)
 
         return cls(
             running=served / sum(spans),
@@ -111,9 +109,9 @@ class Vitals:
             most_waiting=max(each.waiting for each in run.moments),
             most_kv=max(each.kv_used for each in run.moments),
             most_arithmetic=most_arithmetic(run),
-            preemptions=counters["num_preemptions"],
+            preemptions=len(lost),
             given_up=sum(lost),
-            hit_rate=counters["prefix_cache_hits"] / max(counters["prefix_cache_queries"], 1),
+            hit_rate=hit_rate,
             refused=sum(each.error is not None for each in outcomes),
             kept=share(""),
             kept_ttft=share("ttft"),
@@ -148,6 +146,26 @@ class Vitals:
             "kept ITL below 100 ms": f"{self.kept_itl:.0%}",
             "kept both": f"{self.kept:.0%}",
         }
+
+
+def _lost_and_hit_rate(run: Run) -> tuple[list[int], float]:
+    """Return the tokens that each preemption gave up, and the prefix cache's share of the prompts.
+
+    As in the metrics, a prompt counts when it first runs, and not again after a preemption.
+    """
+    lost, hits, queries = list[int](), list[int](), list[int]()
+
+    def add(request: Request, event: Event) -> None:
+        if request.preemptions == 0 and request.prompt_tokens is not None:
+            queries.append(request.prompt_tokens)
+            hits.append(event.counts["computed"])
+
+    Timeline(
+        times_only=True,
+        on_running=add,
+        on_preempted=lambda _, event: lost.append(event.counts["computed"]),
+    ).replay(run.events)
+    return lost, sum(hits) / max(sum(queries), 1)
 
 
 def most_arithmetic(run: Run, card: Card = CARD, seconds: float = 10.0) -> float:
@@ -286,10 +304,10 @@ def broken_system(number: int) -> System:
         talk = asks(poisson(2, 90, rng(1)), (50, 100), (80, 160), tenant="chat")
         return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192), "chat")
     if number == 3:  # with all the blocks that the card holds
-        load = _chat(2.4, 120, (700, 1100), (250, 450))
+        load = _chat(3, 80, (700, 1100), (250, 400))
         return System(in_order(load), Knobs(max_num_batched_tokens=512))
     if number == 4:
-        load = asks(burst(100), (50, 200), (10, 300))
+        load = asks(burst(100), (50, 200), (10, 200))
         return System(in_order(load), Knobs("static", max_num_seqs=16))
     if number == 5:
         shared = range(NUM_SHARED)
@@ -306,10 +324,10 @@ def broken_system(number: int) -> System:
         job = asks([20.0] * 30, (400, 600), (100, 150), seed=2, tenant="job")
         return System(in_order(chat, job), Knobs(max_num_seqs=12), "chat")
     if number == 7:
-        load = _chat(16, 240, (400, 800), (20, 60))
+        load = _chat(16, 160, (400, 800), (20, 60))
         return System(in_order(load), Knobs(max_num_batched_tokens=512))
     if number == 8:
-        flood = asks(poisson(12, 160, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
+        flood = asks(poisson(12, 120, rng(3)), (100, 300), (100, 160), seed=2, tenant="flood")
         others = asks(poisson(1, 30, rng(1)), (50, 200), (40, 80), tenant="other")
         return System(in_order(flood, others), Knobs(max_num_seqs=32), "other")
     raise ValueError(f"There are systems 1 to 8, and no {number}.")

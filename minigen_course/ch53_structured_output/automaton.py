@@ -345,7 +345,9 @@ class Trie:
         """Add a token."""
         node = self
         for byte in spelling:
-            node = node.children.setdefault(byte, Trie())
+            if byte not in node.children:
+                node.children[byte] = Trie()
+            node = node.children[byte]
         node.token_ids.append(token_id)
 
 

@@ -6,20 +6,23 @@ Sources: JSON Schema 2020-12, Validation; RFC 8259 (JSON), sections 6 and 7.
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any
 
 import jsonschema
 import numpy as np
-import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from minigen import LLM, SamplingParams
 from minigen.sampling.processors import TokenMatcher
+from minigen.sequence import ScheduledChunk, Sequence
 from minigen.tokenizer.tokenizer import Tokenizer
 from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend
-from minigen_course.lab.inspect_model import read_along
+from minigen_course.lab.inspect_model import manager_of
 
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
 DRINKS = ("green tea", "latte", "espresso", "hot chocolate")
@@ -130,7 +133,7 @@ class Tries:
         return (self.missing[0] - self.missing[-1]) / tried
 
 
-def retried(llm: LLM, prompts: Sequence[Any], rounds: int, max_tokens: int) -> Tries:
+def retried(llm: LLM, prompts: SequenceOf[Any], rounds: int, max_tokens: int) -> Tries:
     """Ask for each prompt, at temperature 0.5, until the answer validates or rounds are over."""
     waiting, missing, tokens = dict(enumerate(prompts)), [len(prompts)], 0
     for attempt in range(rounds):
@@ -265,7 +268,7 @@ class Piece:
 
 
 def pieces(
-    token_ids: Sequence[int], automaton: Automaton, tokenizer: Tokenizer, end_ids: Collection[int]
+    token_ids: SequenceOf[int], automaton: Automaton, tokenizer: Tokenizer, end_ids: Collection[int]
 ) -> list[Piece]:
     """Return an answer as forced and chosen pieces.
 
@@ -295,7 +298,7 @@ def _state(automaton: Automaton, seen: bytes) -> int:
     return state
 
 
-def _next_token(token_ids: Sequence[int], tokenizer: Tokenizer, at: int) -> bytes:
+def _next_token(token_ids: SequenceOf[int], tokenizer: Tokenizer, at: int) -> bytes:
     """Return the rest, from byte `at` on, of the answer's token in which that byte lies."""
     start = 0
     for each in token_ids:
@@ -310,18 +313,31 @@ def _next_token(token_ids: Sequence[int], tokenizer: Tokenizer, at: int) -> byte
 
 
 def digit_share(
-    llm: LLM, prompts: Iterable[Sequence[int]], first_ids: Sequence[int]
+    llm: LLM, prompts: Iterable[SequenceOf[int]], first_ids: SequenceOf[int]
 ) -> list[float]:
     """Return the digits' share of the probability of all tokens of one byte, after a beginning.
 
     The result has an element for each prompt; `first_ids` are the answer's first tokens.
     """
-    reading = read_along(llm, *([*prompt, *first_ids] for prompt in prompts))
-    last = torch.stack([logits[-1] for logits in reading.logits]).softmax(-1)
+    last = last_logits(llm, [[*prompt, *first_ids] for prompt in prompts]).softmax(-1)
     ids = [each for each in range(last.shape[-1]) if len(llm.tokenizer.token_bytes(each)) == 1]
     digits = [each for each in ids if llm.tokenizer.token_bytes(each).isdigit()]
     shares: list[float] = (last[:, digits].sum(-1) / last[:, ids].sum(-1)).tolist()
     return shares
+
+
+def last_logits(llm: LLM, texts: SequenceOf[SequenceOf[int]]) -> Float[Tensor, "texts vocab"]:
+    """Return the logits after each text; one step computes all of them, as it computes prompts."""
+    manager, greedy = manager_of(llm), SamplingParams(temperature=0)
+    chunks = []
+    try:
+        for number, ids in enumerate(texts):
+            read = Sequence(-1 - number, tuple(ids), greedy, 0, 1, frozenset())
+            chunks.append(ScheduledChunk(read, manager.allocate(read, len(ids))))
+        return llm.engine.runner.logits(chunks).clone()
+    finally:
+        for each in chunks:
+            manager.free(each.sequence)
 
 
 class CharacterBackend(AutomatonBackend):
@@ -352,7 +368,7 @@ def deepest(text: str) -> int:
 
 
 def times_as_long(
-    llm: LLM, prompts: Sequence[Any], one: SamplingParams, other: SamplingParams, repeats: int
+    llm: LLM, prompts: SequenceOf[Any], one: SamplingParams, other: SamplingParams, repeats: int
 ) -> float:
     """Return how many times as long the answers take under `other` as under `one`, by turns."""
     return ratio_by_turns(
@@ -366,7 +382,7 @@ def ratio_by_turns(one: Callable[[], Any], other: Callable[[], Any], repeats: in
     """Return how many times as long `other` takes as `one`.
 
     The two take turns, so that a busy machine slows both down; the median of their ratios counts.
-    A first turn, which computes the prompts, does not count.
+    The prompts should be in the prefix cache already, or the first turn computes them.
     """
 
     def seconds(call: Callable[[], Any]) -> float:
@@ -374,18 +390,18 @@ def ratio_by_turns(one: Callable[[], Any], other: Callable[[], Any], repeats: in
         call()
         return time.perf_counter() - started
 
-    pairs = [(seconds(one), seconds(other)) for _ in range(1 + repeats)]
-    return float(np.median([after / before for before, after in pairs[1:]]))
+    pairs = [(seconds(one), seconds(other)) for _ in range(repeats)]
+    return float(np.median([after / before for before, after in pairs]))
 
 
-def num_steps(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int:
+def num_steps(llm: LLM, prompt: SequenceOf[int], params: SamplingParams) -> int:
     """Return how many steps of the model an answer takes."""
     with llm.count_work() as work:
         llm.generate(prompt, params, progress=False)
     return work.steps
 
 
-def seconds_per_mask(matcher: TokenMatcher, token_ids: Sequence[int]) -> float:
+def seconds_per_mask(matcher: TokenMatcher, token_ids: SequenceOf[int]) -> float:
     """Return the mean seconds of a mask along an answer; its tokens are accepted in between."""
     spent = 0.0
     for token_id in token_ids:

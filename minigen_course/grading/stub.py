@@ -76,7 +76,7 @@ def is_stub(part: Any) -> bool:
         functions = [each for each in members if isinstance(each, FunctionType)]
         return bool(functions) and all(is_stub(each) for each in functions)
     is_function = isinstance(inspect.unwrap(part), FunctionType)
-    return is_function and _steps(part) == _steps(_empty)
+    return is_function and _steps(part) in (_steps(_empty), _steps(_empty_coroutine))
 
 
 def _function_of(member: Any) -> Any:
@@ -90,6 +90,10 @@ def _steps(function: Any) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _empty() -> None:
+    raise NotImplementedError
+
+
+async def _empty_coroutine() -> None:
     raise NotImplementedError
 
 

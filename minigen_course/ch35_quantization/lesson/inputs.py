@@ -7,7 +7,7 @@ import math
 import pydoc_data.topics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from minigen import LLM, hub
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.model.attention import attend_packed
 from minigen.model.layers import DenseLinear, rms_norm
+from minigen.model.transformer import run_layer
 from minigen.quantization.awq import awq, channel_factors, shared_by_heads
 from minigen.quantization.calibration import InputStatistics, SharedInput, calibrate
 from minigen.quantization.gptq import gptq
@@ -28,7 +30,7 @@ from minigen.quantization.grid import (
 )
 from minigen.quantization.smoothquant import round_rows_to_int8, smoothing_factors
 from minigen.tokenizer.tokenizer import Tokenizer
-from minigen_course.lab.inspect_model import recorded_states, transformer_of
+from minigen_course.lab.inspect_model import transformer_of
 from minigen_course.lab.texts import ALICE
 
 INPUTS = ("qkv", "out", "gate_up", "down")
@@ -66,11 +68,19 @@ def default_checkpoint() -> Checkpoint:
     return open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 
 
+@cache
+def first_ids(tokenizer: Tokenizer, text: str, count: int | None = None) -> tuple[int, ...]:
+    """Return the first `count` tokens of a text (all if None), without BOS; it is encoded once."""
+    if count is None:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return first_ids(tokenizer, text)[:count]
+
+
 def windows(
     tokenizer: Tokenizer, text: str, count: int, length: int
 ) -> list[Int64[Tensor, " tokens"]]:
     """Return `count` windows of `length` tokens, evenly spread over a text; no BOS is added."""
-    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+    ids = torch.tensor(first_ids(tokenizer, text))
     whole = list(ids[: len(ids) // length * length].split(length))
     if count > len(whole):
         raise ValueError(f"the text has {len(whole)} windows of {length} tokens, not {count}")
@@ -202,14 +212,20 @@ def first_token_errors(
 
 def qkv_inputs(llm: LLM, text: str, layer_id: int, count: int) -> Float[Tensor, "tokens hidden"]:
     """Return what Q, K and V of a layer read, for the first `count` tokens of a text."""
-    ids = llm.tokenizer.encode(text, add_special_tokens=False)[:count]
-    return _normalized(llm, ids, layer_id)
+    return _normalized(llm, first_ids(llm.tokenizer, text, count), layer_id)
 
 
+@torch.inference_mode()
 def _normalized(
     llm: LLM, token_ids: Sequence[int], layer_id: int
 ) -> Float[Tensor, "tokens hidden"]:
-    model, states = transformer_of(llm), recorded_states(llm, token_ids)[layer_id]
+    model = transformer_of(llm)
+    attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
+    rotation = model.rotation(torch.arange(len(token_ids)))
+    states = model.embed(torch.tensor(token_ids))
+    for each, layer in enumerate(model.layers[:layer_id]):  # those after it do not run
+        in_layer = partial(attend, each)
+        states = run_layer(layer, states, rotation, in_layer, model.head_dim, model.norm_eps)
     return rms_norm(states, model.layers[layer_id].attention_norm, model.norm_eps)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
-from minigen.bench.perplexity import EngineRows, Window, score
+from minigen.bench.perplexity import ROWS, EngineRows, Rows, Window, score
 from minigen.kv_cache.quantized import GROUP, dequantize, group_size, quantize
 from minigen.model.attention import attend_packed
 from minigen.model.layers import DenseLinear
@@ -44,15 +44,16 @@ class Probe:
             self.states = self.model.embed(torch.tensor(token_ids))
             for each in range(layer_id):
                 self.states = self._run(each, self.model.layers[each], self.states)
-        self.reference = self._log_probs(self.layer)
+            self.reference = self._log_probs(self.layer)
+            self.probabilities = self.reference.exp()
 
+    @torch.inference_mode()
     def divergence(self, replaced: Mapping[str, Matrix]) -> float:
         """Return the mean KL divergence from the model itself to the one with these matrices."""
         found = self._log_probs(self._changed(replaced))
-        difference = self.reference - found
-        return max(0.0, float((self.reference.exp() * difference).sum(-1).mean()))
+        terms = torch.sub(self.reference, found, out=found).mul_(self.probabilities)  # in its place
+        return max(0.0, float(terms.sum(-1).mean()))
 
-    @torch.inference_mode()
     def _log_probs(self, layer: Layer) -> Float[Tensor, "tokens vocab"]:
         x = self._run(self.layer_id, layer, self.states)
         for each in range(self.layer_id + 1, len(self.model.layers)):
@@ -168,13 +169,20 @@ def cache_errors(layers: Sequence[Kept]) -> dict[str, dict[int, float]]:
     return found
 
 
-def cache_quality(llm: LLM, reference: LLM, token_ids: Sequence[int]) -> tuple[float, float]:
+def kept_rows(llm: LLM, token_ids: Sequence[int]) -> Rows:
+    """Return the logits of one window of a text, computed once for several calls of `score`."""
+    rows = [each.clone() for each in EngineRows(llm)(token_ids, 1, ROWS)]
+    return lambda token_ids, first, num_rows: iter(rows)
+
+
+def cache_quality(llm: LLM, reference: Rows, token_ids: Sequence[int]) -> tuple[float, float]:
     """Compare an engine with one whose cache is in full precision, on one window of a text.
 
-    Returns the mean KL divergence, and the share of places with the same likeliest token.
+    `reference` is what `kept_rows` returns for that engine and the same tokens. Returns the mean KL
+    divergence, and the share of places with the same likeliest token.
     """
     window = Window(0, 1, len(token_ids))
-    found = score(EngineRows(llm), EngineRows(reference), token_ids, [window], None)
+    found = score(EngineRows(llm), reference, token_ids, [window], None)
     assert found.kl is not None
     assert found.same_top is not None
     return float(found.kl.mean()), float(found.same_top.mean())
@@ -189,7 +197,7 @@ def kv_bytes(llm: LLM) -> int:
 # Speed
 
 
-def tokens_per_second(llms: Mapping[str, LLM], count: int = 32, turns: int = 2) -> dict[str, float]:
+def tokens_per_second(llms: Mapping[str, LLM], count: int = 24, turns: int = 2) -> dict[str, float]:
     """Return how fast each engine decodes one sequence, by turns: the fastest turn counts."""
     params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True)
     best = dict.fromkeys(llms, float("inf"))
