@@ -242,8 +242,8 @@ replay(
 )
 
 # %% [markdown]
-# Best fit changes little here. And knowing the lengths does not end the waste. An answer of 300
-# tokens owns 300 slots from its first step to its last, and on average about half of them are
+# Best fit may leave fewer gaps, but hardly more of the memory holds tokens (Figure 21.4, below). So
+# knowing the lengths does not end the waste. An answer of 300 tokens owns 300 slots from its first step to its last, and on average about half of them are
 # empty. And because the pieces differ in size, the gaps between them are often too small for the
 # next request, and the requests behind it wait, too.
 #

@@ -741,12 +741,11 @@ measured("steps, the longest reserved over in blocks", fewer)
 measured("tokens per step, in blocks over the longest reserved", fuller)
 
 # %% [markdown]
-# The gain in tokens per step (the last line) is larger than the gain in requests at once, for two
-# reasons. Requests at once are counted only while one waits. In blocks all 12 start together, and
-# those first steps, with the most requests, are left out (as are the last ones, when few run in either). And a
-# preempted request is computed again as a whole prompt. Without the repeats both ways compute about
-# the same tokens, so the gain in useful tokens per step is the ratio of the steps (the line before
-# the last). Why are there repeats? A request starts as soon as its prompt finds blocks, then all
+# The gain in tokens per step (the last line) counts more than useful work, because a preempted request
+# is computed again as a whole prompt. Without the repeats both ways compute about the same tokens, so the
+# gain in useful tokens per step is the ratio of the steps (the line before the last). It need not equal
+# the gain in requests at once: those are counted only while one waits. So the first steps, in which all
+# 12 run in blocks, are left out, and so are the last ones, when few run in either. Why are there repeats? A request starts as soon as its prompt finds blocks, then all
 # running answers grow, and once they need more than 40 blocks, some request loses its blocks and is
 # computed again from its first token. With long answers that can happen again and again (the engine
 # **thrashes**), so the share above depends on the sampled text. Chapter 24 treats this: it compares

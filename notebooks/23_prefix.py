@@ -311,6 +311,7 @@ guess_turn = predict("Tokens computed in turn 4, with a prefix cache?", None, wi
 
 # %%
 llm = load_model(weights="float32")
+fresh = iter(range(1_000, 40_000))  # tokens that no prompt has had
 llm.generate("warm up", SamplingParams(max_tokens=1))
 turns = chat(llm)
 assert [answer for _, answer, _, _ in turns] == [answer for _, answer, _, _ in turns_alone]
@@ -352,12 +353,13 @@ guess_half = predict(
     "TTFT with half of 256 tokens found, as a part of TTFT with none?", None, within=1.15
 )
 
+
 # %%
-fresh = iter(range(1_000, 40_000))
-
-
 def first_token_seconds(length: int, shares: tuple[float, ...]) -> dict[int, float]:
-    """The better TTFT of two runs for each number of tokens found: `shares` of `length`, first 0."""
+    """Return, by the number of tokens found, the better TTFT of two runs.
+
+    `shares` are the known parts of a prompt of `length` tokens; the first is 0.
+    """
     best = {}
     for _ in range(2):
         known = []  # the first prompt; the others begin as it does
@@ -740,8 +742,8 @@ my_cache = check(23, RadixPrefixCache=RadixPrefixCache)
 # ## The package's version
 #
 # One argument puts it into the engine, with memory for 4 blocks only, so that it has to evict. (It never
-# evicts the two blocks that all questions share. No prompt has more than 48 tokens, so with more memory
-# it would find no more.)
+# evicts the two blocks that all questions share. Behind them the questions differ, and each is asked once, so
+# with more memory it would find no more.)
 
 # %%
 tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=4)

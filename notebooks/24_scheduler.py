@@ -459,7 +459,7 @@ for name in ("static", "dynamic"):
 #
 # - all of 20 tokens;
 # - any length between two limits, each equally likely: from 18 to 22 tokens, up to 1 to 39;
-# - most of 5 tokens, and 5 to 40 % of 100;
+# - most of 5 tokens, and a share of 5 to 40 % of them of 100 tokens;
 # - many short ones and ever fewer long ones, without an upper limit (an **exponential** distribution),
 #   with about 5, 10 or 20 tokens on average.
 #
@@ -932,10 +932,11 @@ class PreemptingScheduler(WholePromptScheduler):
 mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
-# Now the third one goes into the engine, with the first six of the twelve requests above, in a
-# memory that is too small for them. As long as yours has not passed, the course's own runs, and the
+# Now the third one goes into the engine, with the first six of the twelve requests of *When blocks
+# run out*, in a memory that is too small for them. As long as yours has not passed, the course's own runs, and the
 # line below says so. `save_part` writes a part to a file with all that it uses; what
-# it returns is what `minigen serve --scheduler` takes (chapter 51's server).
+# it returns is what `minigen serve --scheduler` takes (chapter 51's server). The last line of the cell loads it
+# from that file, and serves the four requests of Figure 24.5.
 
 # %%
 small = load(scheduler=mine, max_num_seqs=8, num_blocks=20, max_num_batched_tokens=64)

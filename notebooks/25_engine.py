@@ -429,7 +429,7 @@ for name, spent in spent_by_step.items():
 guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 
 # %% [markdown]
-# On a CPU the rest is a small part: a few per cent with one sequence, less with 24. (With one
+# On a CPU the rest is a small part, a few per cent, with one sequence as with 24. (With one
 # sequence, most of `sample` is a fixed cost per call: with 24 it takes far less than 24 times as
 # long.) On a fast GPU, a step of this small model takes far less time, and Python like this can
 # take a large part of it. (Our clocks would mislead there: minigen has another runner for NVIDIA's

@@ -133,7 +133,7 @@ from minigen.kernels.triton.decode_attention import num_splits, paged_decode_tri
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import interpreted, launch, tl
 
-greedy = SamplingParams(temperature=0, max_tokens=2)  # the second one takes a decode step
+greedy = SamplingParams(temperature=0, max_tokens=2)  # the second token takes a decode step
 llm = load_model(weights="float32", num_blocks=2, enable_prefix_caching=False)  # room for 32 tokens
 expected = llm.generate("The sea is", greedy).text
 chapter_map("attention", "blocks", "GPU kernels")

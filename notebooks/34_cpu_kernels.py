@@ -135,7 +135,7 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # the result as a first value of $B$. Later sections compare it with other loops, and go on with the
 # fastest. (Numbers in ⟨ ⟩ are measured, so yours differ. `read_along` feeds a text one token per step, as
 # decoding does, and times the runner alone, without scheduler and sampler. The time of a step is the 10th
-# percentile of the steps that ran: about a tenth of them were faster. Other programs disturb the
+# percentile of the steps that ran: of 16 steps one was faster. Other programs disturb the
 # slower ones.)
 # `njit` compiles a function when it is first called. `prange` shares a loop among the processor's
 # **cores**, its parts that compute at the same time. `fastmath` permits sums in another order. That
@@ -1511,7 +1511,7 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 #   happens in $2 / 2^6 = 3$ % of cases.
 # - Three points leave one number to see whether a line fits: the **misfit**. It can be tiny by chance,
 #   so it says little about how far a form is off. The cell allows each form 2 % of its time (more if the
-#   misfit is larger), and fits each round again with one form 2 % slower or faster.
+#   misfit is larger), and fits each round again with one form slower or faster by that much.
 #
 # The smallest and the largest result of all these fits are the bounds. The lines in the figure and
 # the table are those of the middle times (medians) of the six rounds.
@@ -1650,7 +1650,7 @@ engines = {**others, "int4, KV int8": load_model(weights="int4", kv_cache_dtype=
 readings = {
     form: [lesson.read_at_once(each, text) for text in texts] for form, each in engines.items()
 }
-torch.set_num_threads(num_threads)  # the package's kernels left torch one
+torch.set_num_threads(num_threads)  # the package's kernels left torch one thread
 readings["float32"] = [lesson.scores(llm, text) for text in texts]
 references = {"bfloat16": "float32", "int8": "float32", "int4": "float32", "int4, KV int8": "int4"}
 likely = {form: lesson.log_probabilities_of(each, texts) for form, each in readings.items()}

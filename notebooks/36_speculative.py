@@ -632,8 +632,8 @@ guess_layers = predict(
 # | fewer layers (`num_layers`) | the first layers of the model itself | a part of a step | models trained for it, or layers chosen by a search |
 #
 # The last row sounds best: no second model is needed, and the first layers are computed anyway. But do they
-# know the token? The cell asks for the likeliest token after every second layer, as the logit lens of chapter 15 did,
-# and compares it with the model's. The dashed line is what drafts by that number of layers would need to break even.
+# know the token? As the logit lens of chapter 15 did, the cell asks for the likeliest token after a layer, here
+# after every second one, and compares it with the model's. The dashed line is what drafts by that number of layers would need to break even.
 
 # %%
 agreement = lesson.shallow_agreement(exact, [*story_ids, *its_own[:32]], len(story_ids) - 1, 2)
@@ -666,8 +666,8 @@ draft_step = lesson.row_seconds(in_4_bits, 256, [1], 5)[1] / rows_seconds[1]
 print(f"a step of the 4-bit model takes {mark(draft_step, 'steps', 2)}")
 
 # %% [markdown]
-# Drafts behind a wrong one count as wrong in these lines, so the share lies below the acceptance $a$. Take the
-# 24 layers: with $a$ = 0.4, about as in Figure 36.7, it would be $(a + a^2 + a^3 + a^4) / 4$ = 16 % for four drafts.
+# Drafts behind a wrong one count as wrong in these lines, so the share is at most the acceptance $a$. Take the
+# 24 layers: with $a$ = 0.4, say (compare Figure 36.7), it would be $(a + a^2 + a^3 + a^4) / 4$ = 16 % for four drafts.
 # (The line is of a few tokens of one text, so it differs.)
 #
 # SmolLM2 was not trained to leave early: the output head can read the last layer's state, and those before it
@@ -779,11 +779,11 @@ guess_batch = predict(
 #
 # All of this rests on rows that are nearly free. In a batch they are not: its sequences fill the rows
 # themselves, and each wrong draft is work that another request waits for. The cell decodes a copying load, one
-# sequence alone and twelve at once, always with up to eight drafts (no more than an answer of 10 tokens has
-# room for: 4 per step on average, if all are wrong), and with the engine's own choice (**adaptive**,
-# its default). The lines with *wrong* have the worst proposer, which is always wrong. Each prompt has 97 tokens:
-# six full blocks, which the prefix cache holds after the first turn, and one token more. So the times are those
-# of decode steps.
+# sequence alone and twelve at once, always with up to eight drafts, and with the engine's own choice (**adaptive**,
+# its default). The one alone writes 24 tokens, and the twelve write 10 each, which leaves room for 4 drafts per step
+# on average if all are wrong. The lines with *wrong* have the worst proposer, which is always wrong. Each prompt has
+# 97 tokens: six full blocks and one token more. A first turn, which is not timed, puts the blocks into the prefix
+# cache, so the times are those of decode steps.
 
 # %%
 adaptive = lesson.Drafted(plain, NgramProposer(2, 4), most=8, adaptive=True)
@@ -811,7 +811,8 @@ for size, tried, params, repeats, warm_up in (
 guess_batch.compare(speed["wrong, up to 8", 12], measured=True)
 
 # %% [markdown]
-# Where the engine's own choice was no draft, a ratio other than 1 is noise.
+# Where the engine's own choice was no draft, a ratio other than 1 is noise. Where it drafted, these answers are too
+# short to judge it: it has measured few steps by then, and the ratio changes from run to run.
 #
 # `MeasuredPace` makes this choice in every step. It measures the time of steps by their rows, and averages
 # the measured times so that they rise with the rows. It estimates each sequence's acceptance $a$ (the share
@@ -1038,7 +1039,7 @@ verdicts(
         f"up to 8 drafts, a copying load: {mark(speed['up to 8', 1], 'times', 2)} as fast alone, "
         f"{mark(speed['up to 8', 12], 'times', 2)} with 12 at once",
         holds(speed["up to 8", 1] > 1 > speed["up to 8", 12]),
-        f"true of up to eight drafts here ({mark(speed['wrong, up to 8', 12], 'times', 2)} with 12 at once if all are wrong); "
+        f"judged for up to eight drafts ({mark(speed['wrong, up to 8', 12], 'times', 2)} with 12 at once if all are wrong); "
         "in the stored benchmark four still gain at batch 16 where the answer copies; "
         f"chosen by measurement, it is {mark(speed['adaptive', 12], 'times', 2)} with 12 at once",
         "[vLLM](https://blog.vllm.ai/2024/10/17/spec-decode.html)",

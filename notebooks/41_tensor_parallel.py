@@ -537,10 +537,10 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # Only the largest sizes say much about bytes. The printed "4 MB take" compares the largest with the line:
 # 1 would be on it. From 1 MB to 4 MB the bytes grow 4 times, and so does the time *beyond the latency* if
 # the bandwidth stays the same (the last line of each block). If 4 MB take clearly longer than the line
-# says, and that last line is clearly above 4, then the bandwidth falls for large tensors, and no single
-# pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the processor's
-# caches.) Near 1 and near 4, the line fits. Near 1, but above 4: the line fits 4 MB, and 1 MB lies below
-# it; then one ratio says little. In some runs the small sizes scatter more. This chapter uses the line
+# says, and that last line is clearly above 4, then the bandwidth probably falls for large tensors, and no
+# single pair of numbers fits all sizes. (A likely reason: larger tensors fit less well into the processor's
+# caches. But a single disturbed size looks the same, so run the cell again.) Near 1 and near 4, the line fits. Near 1, but far from 4: the line fits 4 MB, and
+# misses 1 MB; then one ratio says little. In some runs single sizes, mostly small ones, lie far off the line. This chapter uses the line
 # only for the messages of a decode step. They have 2.3 kB, and nearly all of their time is
 # latency.
 #
@@ -856,8 +856,8 @@ guess_launch = predict("Milliseconds of launching in a step on 8 cards?", None, 
 # %% [markdown]
 # Each of the three ranks was a thread here. It loaded its share as on a GPU, and ran it in the same kernels,
 # which the interpreter executed on this processor. (A prompt's products are torch's, on a GPU as well.) All
-# three end with the logits of the model in plain torch, to within 0.001.
-# The count is that of the formula: $2 \cdot 2 + 1 = 5$ all-reduces, and one all-gather. (There are no
+# three end with the logits that plain torch has after the same two layers, to within 0.001.
+# The count is that of the formula $2L + 1$ for $L = 2$ layers: $2 \cdot 2 + 1 = 5$ all-reduces, and one all-gather. (There are no
 # broadcasts, because the cell gave the step to every thread. And it is a prompt's step. The tests run decode
 # steps as well, in processes, with the broadcasts.)
 #
@@ -1183,7 +1183,7 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 # 1. **Computing** (blue) is all that rank 0 did outside its messages. It would be nearer to a
 #    third of the upper bar if each rank had as many cores and as much memory bandwidth as the one
 #    process. Here the ranks share both. (The step's time, and the time inside messages, are each
-#    the smallest of eight steps, which other programs disturbed little.)
+#    the smallest that eight steps have, so other programs disturbed them little.)
 # 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
 #    which was measured with ranks that did nothing else. With fewer cores than ranks, this line already
 #    contains some waiting for a core, so moving the numbers takes less than the orange part.

@@ -297,7 +297,7 @@ picture(
 # things are missing to that. The stages are idle for more than 1/9 of the time. And they compute more slowly:
 # each micro-batch reads the weights again, and two threads share one memory. The second makes the boxes of
 # both stages longer. That is work, not idle time, so it is no bubble, and lifts no cross of Figure 42.4. The
-# first lifts them: the stages are uneven. In Figure 42.3 one of them has finished long before the other.
+# first lifts those of two and eight micro-batches: the stages are uneven. In Figure 42.3 one of them has finished long before the other.
 # Which one, and why?
 #
 # ## Uneven stages
@@ -459,8 +459,9 @@ print(f"rank 0 passed {sent} messages on to stage 1, {num_bytes:,} bytes: a vect
 # stages that take equally long. These have equal numbers of layers, and stage 1 also has the head: 23 layers'
 # work against 15. So stage 0 waits for stage 1 in every turn. More micro-batches do not remove this wait: the
 # idle share tends to 8/46 = 17 % (Figure 42.5), not to 0. Put the work of both stages into the simulator, and
-# it says about what the processes do. That is the use of a simulator: it was checked where you can measure,
-# and now it may speak of machines that you cannot measure.
+# it lies above the formula, too, as the processes do. (It counts the head as eight layers, and every box as equally
+# long. Where a machine computes the head faster, the processes idle less than it says.) That is the use of a
+# simulator: compare it where you can measure, and then let it speak of machines that you cannot measure.
 #
 # You know the remedy: deal by work. `pipeline_layers` (`--pipeline-layers 19,11`) takes the number of layers of
 # each stage. Your `deal_layers` found them above, with the head counted as one, and `minigen info
@@ -486,8 +487,8 @@ picture(
 # processes share the cores and the memory of this machine. That makes boxes longer, but it is no idle time.)
 # The numbers above do not count one more gap, in which rank 0 samples
 # and schedules while both stages wait: Figure 42.7 has it between the groups of boxes. What a pipeline gains
-# in time against one process with all cores of the machine is not measured here; the last measurement compares
-# it with one thread. (The counted messages are those to the next stage. Besides,
+# in time against one process with all cores of the machine is not measured here; the section *The measurement
+# again* compares two threads with one. (The counted messages are those to the next stage. Besides,
 # rank 0 broadcasts the batch of each step as integers, and the logits come back.)
 #
 # A deal balances one kind of step. Of a prompt only the last row goes through the head, so equal numbers balance
@@ -1071,8 +1072,8 @@ mended = hunt(42, test=test_run_stage, mended=run_stage)
 # %% [markdown]
 # ## The measurement again
 #
-# The eight texts from the beginning, all logits: first in one batch on two equal halves, as in Figure 42.1, then
-# in eight micro-batches on stages that were dealt out by work. Both runs are those from above.
+# The eight texts from the beginning, all logits. The cell sets runs from above side by side: one thread, one batch on
+# two equal halves (Figure 42.1), and eight micro-batches on stages that were dealt out by work.
 
 # %%
 last_idle, faster = my_bubble(even.computing(), 2), alone.seconds / even.seconds

@@ -291,7 +291,7 @@ picture(
 # Read the picture from left to right. In the upper row one bar reaches from the first
 # look to the end of the answer: the look came 0.05 s after the question, and waited for the rest. In the lower row
 # the bars are short: the loop answers while another thread computes. They are still longer than on
-# an idle server, if both threads need the same cores or the GIL. (The answer itself takes longer in
+# an idle server, if both threads need the same cores or the GIL. (The answer itself may take longer in
 # the lower row: the looks, and the client that makes them in this process, share the cores and the
 # GIL with the engine. A monitor that looks every few seconds costs far less.)
 #
@@ -656,8 +656,8 @@ show(Dispatcher._flush, Dispatcher._hand_out)
 # ## The package's server
 #
 # `serving` puts the whole server around a loaded model, as `minigen serve` does from the command line
-# (without `--send-timeout` and `--drain-timeout`). The question and the client are the same as before, and
-# the text is the first 40 tokens of the same answer. Most of what follows is about what the small server
+# (without `--send-timeout` and `--drain-timeout`). The question and the client's program are the same as before,
+# and the text is the beginning of the same answer, its first 40 tokens. Most of what follows is about what the small server
 # lacks. (With `include_usage`, a last chunk without choices brings the **usage**: how many tokens were read
 # and written.)
 
@@ -674,10 +674,11 @@ def chat(**more):
 
 chunks = chat(stream=True, stream_options={"include_usage": True})
 text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+assert text
 assert answer_text.startswith(text)
 whole = chat()
 assert whole.choices[0].message.content == text
-print("streamed or whole, it is the engine's answer")
+print("streamed or whole, it is the beginning of the engine's answer")
 print(f"usage: {whole.usage.prompt_tokens} tokens read, {whole.usage.completion_tokens} written")
 stopped = chat(stop=["nature"])
 print(f"\nwith a stop string: ...{stopped.choices[0].message.content[-36:]!r}")
@@ -998,6 +999,7 @@ reveal(51, BoundedQueue=MyQueue)
 guess_cold = predict("Cold first token: how many times the warm one?", None, within=3)
 
 # %%
+# LLM.load reads the file. (load_model shares the weights that it has read before.)
 host = ModelHost({"first": lambda: llm, "second": lambda: LLM.load(weights="int4")})
 with LocalServer(create_service(host), host) as server, client_of(server) as client:
 

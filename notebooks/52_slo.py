@@ -535,8 +535,8 @@ print(
 # because work is
 # done twice; system 3 will show that.) Orange collapses. Once the machine is
 # [**saturated**](../docs/glossary.md#saturated), a queue grows as long as the load lasts, and requests wait longer and longer. At 14 per
-# second no request that ends in the window is good. At 10 the queue grows slowly. So a part of
-# the window is still good there, and how much depends on the window.
+# second no request that ends in the window is good. At 10 the queue grows slowly, so
+# some of the answers in the window are still good, and how many depends on the window.
 #
 # Right: the same load of 14 per second, but the report of a whole load, as `minigen bench serve` (a load generator) gives
 # it. The same requests are good however long the load is: the first ones, which came while slots were
@@ -717,8 +717,8 @@ draw.dashboard(
 
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
-# 20 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
-# stays far below 100 ms: each running request is served well, and the others wait in the queue.
+# 20 (a reading may miss the top). TTFT rises with each request (on most machines above its dashed line) while the median
+# of ITL (green) stays far below 100 ms: each running request is served well, and the others wait in the queue.
 # (Each percentile is of the two seconds before a reading, so the last readings of a flood that
 # lasts longer leave out its first requests. They are estimated from buckets, as above. So a p99
 # may be longer than the whole flood: if
@@ -920,8 +920,8 @@ explore(
 )
 
 # %% [markdown]
-# The picture first shows *queue grows*: running and blocks stay well below their limits, and the points
-# of the lower panel climb along a line. A line that climbs for long means that more arrives than
+# The picture first shows *queue grows*: running and blocks stay well below their limits, and, after
+# the first seconds, the points of the lower panel climb (chance makes their line uneven). A line that climbs for long means that more arrives than
 # is served, whichever resource is full.
 #
 # ## Shapes of traffic

@@ -109,7 +109,8 @@ def preempted(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         f"(Look there first: more blocks cost nothing if memory is left.) Keys and values in 8 "
         f"bits have half the bytes, so twice the blocks fit, and a step reads less. (The scales of "
         f"8 bits, a few percent, are left out here, and so is what the rounding costs in quality.)",
-        moved="No: nothing is full any more. No work is done twice, which gives tokens, too.",
+        moved="No: nothing is full any more, and all but one of the 80 requests keep both. No work "
+        "is done twice, which gives tokens, too.",
     )
 
 
@@ -129,7 +130,7 @@ def idle(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         ("tokens per second", "the same while others wait"),
         then=f"`--max-num-seqs` 16 to {most_at_once}",
         further=simulate(load, replace(knobs, scheduler="continuous", max_num_seqs=most_at_once)),
-        why="There are sixteen batch slots, nearly half of them are empty while others wait: a "
+        why="There are sixteen batch slots, and nearly half of them are empty while others wait: a "
         "static batch waits for its longest answer (chapter 24). Continuous batching refills a "
         f"slot as soon as it is free. (A static batch of {most_at_once} gives "
         f"{Vitals.of(roomy).found.output_rate:,.0f} tokens per second, more than continuous "
@@ -220,11 +221,12 @@ def queue(load: Sequence[Ask], knobs: Knobs, broken: Run) -> Case:
         "those that do.) Why a queue of 2? A request that is admitted has at most one other before "
         "it. It waits for that one, for the prompt that is being computed, and for its own: 3 "
         "prompts of about 0.083 s are 0.25 s, if they have the mean length of 600. (A full step "
-        "takes 0.067 s and has 485 tokens of prompts beside those of 27 answers, and "
-        "600 / 485 x 0.067 = 0.083 s.) With a queue of 4 they are 5 prompts, or 0.42 s, and too "
+        "takes 0.067 s and has 487 tokens of prompts beside those of 25 answers, and "
+        "600 / 487 x 0.067 = 0.083 s.) With a queue of 4 they are 5 prompts, or 0.42 s, and too "
         "long if they are longer than that. With a queue of 8 they are 9 prompts, or 0.75 s, "
         "which is too long. With queues of 2, 3, 4 and 8, "
-        f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two or three do equally well. "
+        f"{kept[0]}, {kept[1]}, {kept[2]} and {kept[3]} keep both. Two, three and four do about "
+        "equally well, and eight does not. "
         "(Such a limit is for a steady overload. Of ten such requests that reach an idle machine "
         "together it refuses eight, though it could serve five in time.)",
         moved="No, and it will not until there is a second machine, because no setting makes this "
