@@ -95,7 +95,13 @@ from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.roofline import roofline
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import Machine, ModelShape, Step
-from minigen_course.lab.inspect_model import agreement, perplexity_of, read_along, recorded_heads
+from minigen_course.lab.inspect_model import (
+    agreement,
+    perplexity_of,
+    read_along,
+    read_at_once,
+    recorded_heads,
+)
 from minigen_course.lab.texts import ALICE
 
 llm = load_model(weights="float32")
@@ -1630,7 +1636,7 @@ print(
 # ## What it costs in quality
 #
 # Fewer bits are a change of the model, so measure that as well, on 288 tokens of Alice. (Here
-# the engine reads a text as a prompt, all of its tokens in one step: that is quicker than a step per token.)
+# the engine computes all of their tokens in one step, like prompts: that is quicker than a step per token.)
 # **Agreement** is how often the likeliest next token is the same as in the reference. The **cost**
 # is by how many per cent [perplexity](../docs/glossary.md#perplexity) rises (below zero: it falls).
 # The ± is a 95 % interval from the differences at each token, as if tokens were independent, so it
@@ -1647,9 +1653,7 @@ print(
 # %%
 texts = [ids[start : start + 96] for start in range(0, 288, 96)]
 engines = {**others, "int4, KV int8": load_model(weights="int4", kv_cache_dtype="int8")}
-readings = {
-    form: [lesson.read_at_once(each, text) for text in texts] for form, each in engines.items()
-}
+readings = {form: read_at_once(each, *texts) for form, each in engines.items()}
 torch.set_num_threads(num_threads)  # the package's kernels left torch one thread
 readings["float32"] = [lesson.scores(llm, text) for text in texts]
 references = {"bfloat16": "float32", "int8": "float32", "int4": "float32", "int4, KV int8": "int4"}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from minigen import LLM
 from minigen.checkpoint.safetensors import StoredTensor
+from minigen.errors import CapacityError
 from minigen.kernels.cpu.packed_weights import by_panels, pack_weight
 from minigen_course.ch34_cpu_kernels.figures import (
     GROUPS,
@@ -41,7 +43,6 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     processor_parts,
     quantise_groups,
     rate_and_constant,
-    read_at_once,
     relative_error,
     round_weights,
     rounded,
@@ -57,7 +58,13 @@ from minigen_course.ch34_cpu_kernels.reference import (
 from minigen_course.figures.roofline import roofline
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import Machine, Step
-from minigen_course.lab.inspect_model import agreement, load_model, perplexity_of, read_along
+from minigen_course.lab.inspect_model import (
+    agreement,
+    load_model,
+    perplexity_of,
+    read_along,
+    read_at_once,
+)
 
 
 def test_a_load_reads_the_order_of_the_packed_weights() -> None:
@@ -268,12 +275,24 @@ def test_a_text_read_in_chunks_gives_the_logits_of_the_whole_text() -> None:
 
 
 @pytest.mark.model
-def test_a_text_read_at_once_gives_the_logits_of_each_token_read_alone() -> None:
+def test_texts_read_at_once_give_the_logits_of_each_token_read_alone() -> None:
     llm = load_model(weights="int4")
-    ids = llm.tokenizer.encode("The old lighthouse stands on a rock")
+    texts = llm.tokenizer.encode("The old lighthouse stands on"), llm.tokenizer.encode("Tea is")
     for _ in range(2):  # all blocks were freed, and no prefix is shared
-        found = read_at_once(llm, ids)
-        torch.testing.assert_close(found, read_along(llm, ids).logits[0], atol=1e-2, rtol=1e-3)
+        found = read_at_once(llm, *texts)
+        for mine, right in zip(found, read_along(llm, *texts).logits, strict=True):
+            torch.testing.assert_close(mine, right, atol=1e-2, rtol=1e-3)
+
+
+def test_texts_that_do_not_fit_are_refused_and_leave_no_blocks(tiny_directory: Path) -> None:
+    small = LLM.load(tiny_directory, weights="float32", num_blocks=2, max_num_seqs=2)
+    one_block = [3] * 16
+    with pytest.raises(CapacityError, match="33 tokens are too many for one step of at most 32"):
+        read_at_once(small, [*one_block, *one_block, 3])
+    with pytest.raises(CapacityError, match="too few free blocks"):
+        read_at_once(small, one_block[1:], [*one_block, 3])
+    assert small.kv_usage == 0
+    assert [len(each) for each in read_at_once(small, one_block, one_block[1:])] == [16, 15]
 
 
 @pytest.mark.model

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.bench.perplexity import EngineRows
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed
 from minigen.model.layers import DenseLinear
@@ -216,16 +215,6 @@ def scores(
         model = replace(model, layers=layers, head=RoundedLinear(model.head, rounding))
     attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
     return model.logits(model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend))
-
-
-def read_at_once(llm: LLM, token_ids: Sequence[int]) -> Float[Tensor, "tokens vocab"]:
-    """Return the logits after each token of a text, which the engine reads in one step, a prompt.
-
-    They come from the engine's own runner and KV cache, as those of `read_along` do.
-    """
-    one_more = [*token_ids, token_ids[-1]]  # the last token of a text is not computed
-    rows = EngineRows(llm)(one_more, 1, len(token_ids))
-    return torch.cat([each.clone() for each in rows])
 
 
 def _with_rounded_inputs(layer: Layer, rounding: Rounded) -> Layer:

@@ -26,7 +26,12 @@ from minigen.speculative.ngram import NgramIndex
 from minigen.speculative.pace import FixedPace, MeasuredPace
 from minigen.speculative.speculator import Speculator
 from minigen_course.handout.course_files import results_folder
-from minigen_course.lab.inspect_model import manager_of, recorded_states, transformer_of
+from minigen_course.lab.inspect_model import (
+    manager_of,
+    read_at_once,
+    recorded_states,
+    transformer_of,
+)
 
 NAMES = ("river", "stone", "lamp", "garden", "window", "paper", "copper", "winter", "market")
 # Milliseconds of a step by its rows, each a sequence with 256 tokens of context, from
@@ -334,20 +339,9 @@ def next_probs(logits: torch.Tensor, temperature: float = 1.0) -> list[np.ndarra
 def answer_logits(
     llm: LLM, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> Float[torch.Tensor, "tokens vocab"]:
-    """Return the logits that decide each token of an answer, from one step with it as drafts."""
-    manager, greedy = manager_of(llm), SamplingParams(temperature=0.0)
-    room = len(answer_ids) + 1
-    sequence = EngineSequence(
-        -1, tuple(prompt_ids), greedy, 0, room, frozenset(), cache_salt="answer"
-    )
-    sequence.drafts = tuple(answer_ids)
-    count = len(prompt_ids) + len(answer_ids)
-    manager.allocate(sequence, len(prompt_ids))
-    try:
-        manager.allocate_slots(sequence, count)
-        return llm.engine.runner.logits([ScheduledChunk(sequence, count)])[:-1].clone()
-    finally:
-        manager.free(sequence)
+    """Return the logits that decide each token of an answer, all of them from one step."""
+    (found,) = read_at_once(llm, [*prompt_ids, *answer_ids])
+    return found[len(prompt_ids) - 1 : -1]
 
 
 @torch.inference_mode()

@@ -14,15 +14,13 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
+import torch
 
 from minigen import LLM, SamplingParams
 from minigen.sampling.processors import TokenMatcher
-from minigen.sequence import ScheduledChunk, Sequence
 from minigen.tokenizer.tokenizer import Tokenizer
 from minigen_course.ch53_structured_output.automaton import Automaton, AutomatonBackend
-from minigen_course.lab.inspect_model import manager_of
+from minigen_course.lab.inspect_model import read_at_once
 
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
 DRINKS = ("green tea", "latte", "espresso", "hot chocolate")
@@ -319,25 +317,12 @@ def digit_share(
 
     The result has an element for each prompt; `first_ids` are the answer's first tokens.
     """
-    last = last_logits(llm, [[*prompt, *first_ids] for prompt in prompts]).softmax(-1)
+    texts = [[*prompt, *first_ids] for prompt in prompts]
+    last = torch.stack([each[-1] for each in read_at_once(llm, *texts)]).softmax(-1)
     ids = [each for each in range(last.shape[-1]) if len(llm.tokenizer.token_bytes(each)) == 1]
     digits = [each for each in ids if llm.tokenizer.token_bytes(each).isdigit()]
     shares: list[float] = (last[:, digits].sum(-1) / last[:, ids].sum(-1)).tolist()
     return shares
-
-
-def last_logits(llm: LLM, texts: SequenceOf[SequenceOf[int]]) -> Float[Tensor, "texts vocab"]:
-    """Return the logits after each text; one step computes all of them, as it computes prompts."""
-    manager, greedy = manager_of(llm), SamplingParams(temperature=0)
-    chunks = []
-    try:
-        for number, ids in enumerate(texts):
-            read = Sequence(-1 - number, tuple(ids), greedy, 0, 1, frozenset())
-            chunks.append(ScheduledChunk(read, manager.allocate(read, len(ids))))
-        return llm.engine.runner.logits(chunks).clone()
-    finally:
-        for each in chunks:
-            manager.free(each.sequence)
 
 
 class CharacterBackend(AutomatonBackend):

@@ -17,6 +17,7 @@ from torch import Tensor
 from minigen import hub
 from minigen.checkpoint.checkpoint import ModelFiles, read_model
 from minigen.config import EngineConfig
+from minigen.errors import CapacityError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed, causal_mask
@@ -108,11 +109,7 @@ class Reading:
 def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
     """Run one token of every text per step, whatever the model would choose (teacher forcing)."""
     runner, manager = llm.engine.runner, manager_of(llm)
-    greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
-    sequences = [
-        Sequence(-1 - number, (ids[0],), greedy, 0, len(ids), frozenset(), cache_salt=salt)
-        for number, ids in enumerate(texts)
-    ]
+    sequences = _beginnings(texts)
     logits: list[list[Tensor]] = [[] for _ in texts]
     seconds = []
     try:
@@ -134,6 +131,38 @@ def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
         for sequence in sequences:
             manager.free(sequence)
     return Reading(tuple(torch.stack(rows) for rows in logits), tuple(seconds))
+
+
+def read_at_once(llm: LLM, *texts: SequenceOf[int]) -> tuple[Float[Tensor, "_ vocab"], ...]:
+    """Return the logits after each token of each text, from one step that computes all tokens.
+
+    They come from the engine's own runner and KV cache, as those of `read_along` do: a text is read
+    as a first token and its drafts. Raises `CapacityError` if the step cannot hold the texts.
+    """
+    manager, lengths = manager_of(llm), [len(ids) for ids in texts]
+    most = min(llm.options.max_num_batched_tokens, manager.num_tokens)
+    if sum(lengths) > most:
+        raise CapacityError(f"{sum(lengths)} tokens are too many for one step of at most {most}.")
+    sequences = _beginnings(texts)
+    try:
+        for sequence, ids in zip(sequences, texts, strict=True):
+            sequence.drafts = tuple(ids[1:])
+            if not (manager.allocate(sequence, 1) and manager.allocate_slots(sequence, len(ids))):
+                raise CapacityError("The KV cache has too few free blocks for these texts.")
+        chunks = map(ScheduledChunk, sequences, lengths)
+        return llm.engine.runner.logits(list(chunks)).clone().split(lengths)
+    finally:
+        for sequence in sequences:
+            manager.free(sequence)
+
+
+def _beginnings(texts: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
+    """Return a sequence for each text that holds its first token; no prefix is shared."""
+    greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
+    return [
+        Sequence(-1 - number, (ids[0],), greedy, 0, len(ids), frozenset(), cache_salt=salt)
+        for number, ids in enumerate(texts)
+    ]
 
 
 def agreement(one: SequenceOf[Tensor], other: SequenceOf[Tensor]) -> float:
