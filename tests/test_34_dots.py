@@ -136,6 +136,7 @@ def test_dot_products_of_bfloat16_pairs_keep_float32_sums(
         ("avx2 fma f16c", "AVX2"),
         ("neon dotprod i8mm bf16", "NEON i8mm"),
         ("neon dotprod", "NEON dotprod"),
+        ("x86-64 ssse3 sse4.1", "SSSE3"),
         ("x86-64", "SSE2"),
         ("neon", "plain vectors"),
         ("", "plain vectors"),
@@ -163,6 +164,7 @@ def machine_code(text: str, triple: str, features: str) -> Counter[str]:
         ("AVX2", False, {"vpmaddwd": 4, "vpaddd": 4}),
         ("SSE2", False, {"pmaddwd": 8, "paddd": 8}),
         ("AVX2", True, {"vpmaddubsw": 4, "vpaddw": 2, "vpmaddwd": 2, "vpaddd": 2}),
+        ("SSSE3", True, {"pmaddubsw": 8, "paddw": 4, "pmaddwd": 4, "paddd": 4}),
         ("NEON i8mm", False, {"usdot": 4}),
         ("NEON i8mm", True, {"sdot": 8}),
         ("NEON dotprod", False, {"sdot": 8}),
@@ -268,6 +270,7 @@ def test_tiles_that_look_ahead_prefetch_and_others_do_not(
     [
         ("+avx2,+fma,+f16c", "AVX2"),
         ("+avx2,+fma,+f16c,+avxvnni", "AVX-VNNI"),
+        ("+ssse3", "SSSE3"),
         ("", "SSE2"),  # only LLVM knows what its haswell has
     ],
 )

@@ -130,6 +130,7 @@ def test_pairs_and_floats_of_bfloat16_numbers_are_rounded_and_multiplied_alike()
     ("name", "features"),
     [
         ("generic", None),
+        ("tremont", "+sse3,+ssse3,+sse4.1,+sse4.2"),  # laptops without AVX
         ("haswell", "+avx2,+fma,+f16c"),  # found in most computers
         ("haswell", "+avx2,+fma,+f16c,+avxvnni"),
         ("skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl"),
@@ -161,6 +162,7 @@ def digest_of_products() -> str:
 @pytest.mark.parametrize(
     ("name", "features"),
     [
+        ("tremont", "+sse3,+ssse3,+sse4.1,+sse4.2"),
         ("haswell", "+avx2,+fma,+f16c"),
         # Intel's processors with AVX-512 before AMX, whose panels are unpacked once for all tokens
         ("cascadelake", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"),
@@ -187,6 +189,10 @@ def test_a_fused_multiply_add_is_rounded_once(
     a[near] = signs[0] * np.float32(2**-24) * np.float32(1 + 2**-23)
     b[near] = np.float32(1 - 2**-23)
     c[near] = signs[1] * (1 + rng.integers(0, 2**20, 2**15) * 2.0**-23).astype(np.float32)
+    small = slice(2**14, 2**15)  # the same where float32 has fewer bits: below 2^-126
+    a[small] = rng.choice([-1, 1], 2**14) * np.ldexp(np.float32(1 + 2**-23), -75)
+    b[small] = np.ldexp(np.float32(1 - 2**-23), -75)
+    c[small] = np.ldexp(rng.integers(-(2**23), 2**23, 2**14), -149)
     a[:3], b[0], c[1] = (np.inf, np.nan, -np.inf), 0, np.inf
     found = np.empty(len(a), np.float32)
     njit(_fuse)(a, b, c, found)

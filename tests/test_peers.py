@@ -505,6 +505,11 @@ def test_llama_cpp_is_built_for_the_processor_and_its_report_is_checked() -> Non
     assert "AMX_INT8" in excess
     assert "AVX512" not in old.variables["CMAKE_ARGS"]
     assert "-DGGML_AVX2=ON" in old.variables["CMAKE_ARGS"]
+    oldest = llama_cpp_build(Processor(XEON.name, XEON.features, "sse4"))
+    assert "-DGGML_AVX=OFF" in oldest.variables["CMAKE_ARGS"]
+    assert oldest.about.endswith("its system info names no AVX")
+    assert oldest.problem(report_of("SSSE3")) == ""
+    assert oldest.problem(report_of("SSSE3", "AVX")) == "the build has AVX"
     assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in shlex.split(
         with_amx.variables["CMAKE_ARGS"]
     )

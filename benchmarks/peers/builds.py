@@ -26,6 +26,7 @@ FEATURES = {  # as /proc/cpuinfo names it -> as llama.cpp's options and its syst
     "i8mm": "MATMUL_INT8",
     "sve": "SVE",
 }
+ON_BY_DEFAULT = ("F16C", "FMA", "BMI2", "AVX", "AVX2")  # also without GGML_NATIVE
 KEEP_STORES = "CMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"
 SYSTEM_INFO = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
 
@@ -70,9 +71,13 @@ def llama_cpp_build(processor: Processor) -> Build:
     request 26954). Two options of GCC keep the stores.
     """
     usable = tuple(shown for name, shown in FEATURES.items() if name in processor.usable)
-    has = f"its system info names {', '.join(usable)}"
+    has = f"its system info names {', '.join(usable) or 'no AVX'}"
     if processor.pretended is not None:
-        by_hand = ("GGML_NATIVE=OFF", "GGML_SSE42=ON", *(f"GGML_{each}=ON" for each in usable))
+        wanted = {each: each in usable for each in (*ON_BY_DEFAULT, *usable)}
+        switches = (
+            f"GGML_{each}={'ON' if is_wanted else 'OFF'}" for each, is_wanted in wanted.items()
+        )
+        by_hand = ("GGML_NATIVE=OFF", "GGML_SSE42=ON", *switches)
         beyond = tuple(each for each in FEATURES.values() if each not in usable)
         about = f"compiled for this processor (GGML_NATIVE=OFF); {has}"
         return Build(processor.pretended, by_hand, usable, beyond, about)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigen.hardware import cpu_name
-from tools.portability.environments import AVX2_ALONE, WITH_VNNI, WITH_VNNI_512
+from tools.portability.environments import AVX2_ALONE, SSE4_ALONE, WITH_VNNI, WITH_VNNI_512
 
 CPUINFO = Path("/proc/cpuinfo")
 SHOWN = {  # as /proc/cpuinfo names it -> as the tables do, the best first
@@ -39,11 +39,13 @@ NO_NAMES = {"processor", "cpu", "gen"}
 _AVX2 = {"avx", "avx2", "fma", "f16c", "bmi2"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 PRETENDED = {
+    "sse4": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
     "avx2": _AVX2,
     "avx2-vnni": {*_AVX2, "avx_vnni"},
     "avx512": {*_AVX512, "avx512_vnni", "avx512_bf16"},
 }
 VARIABLES = {  # with which minigen's processes pretend
+    "sse4": SSE4_ALONE,
     "avx2": AVX2_ALONE,
     "avx2-vnni": WITH_VNNI,
     "avx512": WITH_VNNI_512,

@@ -32,6 +32,7 @@ PRETENDED = (
 LEVELS = {  # the end of a short name of a processor -> what it means
     "amx": "AMX",
     "avx512": "AVX-512",
+    "sse4": "SSE4.2",
     "avx2": "AVX2",
     "avx2-vnni": "AVX2 with VNNI",
     "i8mm": "NEON with i8mm",

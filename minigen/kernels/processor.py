@@ -19,6 +19,7 @@ NEEDS = {
     "AVX2": "avx2",
     "NEON i8mm": "neon dotprod i8mm",
     "NEON dotprod": "neon dotprod",
+    "SSSE3": "ssse3",
     "SSE2": "x86-64",
     "plain vectors": "",
 }

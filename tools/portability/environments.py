@@ -79,8 +79,10 @@ def _instructions(torch: str, onednn: str, numba: str, features: str = "") -> di
     }
 
 
+SSE4 = "+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 AVX2 = "+avx2,+fma,+f16c"
 AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+SSE4_ALONE = _instructions("default", "SSE41", "tremont", SSE4)  # as laptops without AVX
 AVX2_ALONE = _instructions("avx2", "AVX2", "haswell", AVX2)
 WITH_VNNI = _instructions("avx2", "AVX2_VNNI", "haswell", f"{AVX2},+avxvnni")
 AVX512_ALONE = _instructions("avx512", "AVX512_CORE", "skylake-avx512", AVX512)

@@ -38,6 +38,7 @@ _PMADDWD = {  # by their lanes
     8: "llvm.x86.avx2.pmadd.wd",
     4: "llvm.x86.sse2.pmadd.wd",
 }
+_PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 4: "llvm.x86.ssse3.pmadd.ub.sw.128"}
 FEW = 8  # vectors of codes up to 15: 8 x 2 x 15 x 128 is less than 2^15
 Emit = Callable[..., Any]
 
@@ -114,22 +115,29 @@ def _widened(width: int) -> Emit:
     return emit
 
 
-def _avx2_codes(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
-    """Add up in 16 bits first: `vpmaddubsw` two products, and `vpaddw` those of all vectors."""
-    halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 32 // n) for n in (2, 1))
+def _in_16_bits(width: int) -> Emit:
+    """Return what adds up in 16 bits first.
 
-    def sums_of_two(*parts: Any) -> Any:
-        args = [builder.bitcast(each, in_bytes) for each in parts]
-        found = call(builder, "llvm.x86.avx2.pmadd.ub.sw", halves, args)
-        return builder.bitcast(found, parts[0].type)
+    `pmaddubsw` adds two products, and `paddw` those of all vectors.
+    """
 
-    assert len(codes) <= FEW
-    sums = None
-    for each in zip(codes, signed, strict=True):
-        twos = builder.bitcast(in_parts(builder, 8, sums_of_two, *each), HALVES)
-        sums = twos if sums is None else builder.add(sums, twos)
-    fours = _pair_products(builder, builder.bitcast(sums, WORDS), same(0x00010001), 8)
-    return builder.add(total, fours)
+    def emit(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
+        halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 4 * width // n) for n in (2, 1))
+
+        def sums_of_two(*parts: Any) -> Any:
+            args = [builder.bitcast(each, in_bytes) for each in parts]
+            found = call(builder, _PMADDUBSW[width], halves, args)
+            return builder.bitcast(found, parts[0].type)
+
+        assert len(codes) <= FEW
+        sums = None
+        for each in zip(codes, signed, strict=True):
+            twos = builder.bitcast(in_parts(builder, width, sums_of_two, *each), HALVES)
+            sums = twos if sums is None else builder.add(sums, twos)
+        fours = _pair_products(builder, builder.bitcast(sums, WORDS), same(0x00010001), width)
+        return builder.add(total, fours)
+
+    return emit
 
 
 def _in_turn(emit: Emit) -> Emit:
@@ -187,9 +195,10 @@ def _way(name: str, emit: Emit, emit_codes: Emit | None = None, at_once: int = 1
 BYTE_DOTS = (
     _way("AVX-512 VNNI", _vnni512),
     _way("AVX-VNNI", _vnni256),
-    _way("AVX2", _widened(8), _avx2_codes, FEW),
+    _way("AVX2", _widened(8), _in_16_bits(8), FEW),
     _way("NEON i8mm", _usdot, _in_turn(_sdot)),
     _way("NEON dotprod", _dotprod, _in_turn(_sdot)),
+    _way("SSSE3", _widened(4), _in_16_bits(4), FEW),
     _way("SSE2", _widened(4)),
     _way("plain vectors", _plain),
 )

@@ -274,9 +274,9 @@ def _holds_eight(weights: Any) -> bool:
     """Return whether a tile of these weights has eight tokens rather than four.
 
     It has eight for bfloat16 with the 32 wide registers of AVX-512. Codes need two vectors per
-    token, the integer dots and the total. Eight tokens would be a fifth slower, because LLVM then
-    runs out of registers. With AVX2 sixteen lanes take two of sixteen registers, so eight tokens of
-    bfloat16 would take twice as long as twice four.
+    token, the integer dots and the total, and with eight tokens LLVM orders the instructions badly:
+    on Intel it was a fifth slower. With AVX2 sixteen lanes take two of sixteen registers, so eight
+    tokens of bfloat16 would take twice as long as twice four.
     """
     return weights.instance_class is Pairs and "avx512f" in FEATURES
 

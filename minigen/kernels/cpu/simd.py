@@ -61,7 +61,7 @@ def overload(function: Callable[..., Any], **options: Any) -> Any:
     return extending.overload(function, jit_options=jit_options, **options)
 
 
-I32, F32 = ir.IntType(32), ir.FloatType()
+I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), NUM_LANES)
 LONGS = ir.VectorType(ir.IntType(64), NUM_LANES)
@@ -151,18 +151,42 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Emit a fused multiply-add: a * b + c, rounded once.
 
     Without the instruction, LLVM would call a library function per lane, so it is written out in
-    float64, where the product is exact. The sum is rounded to odd (towards the even neighbour's
-    other side), so that rounding it again gives the same bits. Source: Boldo and Melquiond 2008,
-    "Emulation of FMA and Correctly Rounded Sums".
+    float64, where the product is exact and the sum is rounded. Rounding that sum again, to float32,
+    is right unless the sum lies in the middle between two float32 numbers, because it may have been
+    rounded to there. In every such middle the last 28 bits are 0 (in those of the smallest numbers
+    also more); then `_rounded_to_odd` computes all lanes again.
     """
     if HAS_FMA:
         return call(builder, "llvm.fma.v16f32", FLOATS, [a, b, c])
-    product = builder.fmul(builder.fpext(a, DOUBLES), builder.fpext(b, DOUBLES))
-    addend = builder.fpext(c, DOUBLES)
-    total = builder.fadd(product, addend)
+    wide = [builder.fpext(each, DOUBLES) for each in (a, b, c)]
+    total = builder.fadd(builder.fmul(*wide[:2]), wide[2])
+    found, quick = builder.fptrunc(total, FLOATS), builder.block
+    halves = builder.bitcast(total, ir.VectorType(I32, 2 * NUM_LANES))
+    lower = builder.shuffle_vector(
+        halves, halves, ir.Constant(WORDS, list(range(0, 2 * NUM_LANES, 2)))
+    )
+    in_doubt = builder.icmp_signed("==", builder.and_(lower, same(0x0FFFFFFF)), same(0))
+    any_in_doubt = builder.icmp_signed("!=", builder.bitcast(in_doubt, I16), I16(0))
+    with builder.if_then(any_in_doubt, likely=False):
+        careful, after = _rounded_to_odd(builder, *wide), builder.block
+    chosen = builder.phi(FLOATS)
+    chosen.add_incoming(found, quick)
+    chosen.add_incoming(careful, after)
+    return chosen
+
+
+def _rounded_to_odd(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit a * b + c of float64 vectors that hold float32 numbers, rounded once to float32.
+
+    The sum in float64 is rounded to odd (towards the even neighbour's other side), so that rounding
+    it again gives the same bits. Source: Boldo and Melquiond 2008, "Emulation of FMA and Correctly
+    Rounded Sums".
+    """
+    product = builder.fmul(a, b)
+    total = builder.fadd(product, c)
     virtual = builder.fsub(total, product)  # Knuth's TwoSum: the exact error of the sum
     own = builder.fsub(product, builder.fsub(total, virtual))
-    error = builder.fadd(own, builder.fsub(addend, virtual))
+    error = builder.fadd(own, builder.fsub(c, virtual))
     bits, errors = (builder.bitcast(each, LONGS) for each in (total, error))
     one, last = ir.Constant(LONGS, [1] * NUM_LANES), ir.Constant(LONGS, [63] * NUM_LANES)
     towards = builder.or_(builder.ashr(builder.xor(bits, errors), last), one)  # 1 or -1

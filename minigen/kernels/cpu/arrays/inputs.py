@@ -13,9 +13,9 @@ from minigen.kernels.processor import cpu_name, fastest_of, names_of, target_fea
 
 _FEATURES = names_of(target_features())  # this module loads without the compiler
 IN_PAIRS = "avx512bf16" in _FEATURES or USE_TILES  # an instruction multiplies pairs of bfloat16
-# Intel's processors with AVX-512 start two operations on 64 bytes per cycle, of any kind, and a
-# product takes five cycles. So unpacking costs as much as multiplying, and products must not wait
-# for each other. Zen 4 starts one product per cycle, and other operations beside it.
+# Intel's processors with AVX-512 start two operations on 64 bytes per cycle, and a product takes
+# five cycles. So unpacking costs as much as multiplying, and products must not wait for each other.
+# Zen 4 starts one product per cycle, and other operations beside it.
 UNPACKS_CODES = fastest_of(_FEATURES) == "AVX-512 VNNI" and not cpu_name().startswith("znver")
 UNPACKED = (9 if UNPACKS_CODES else 1) * NUM_LANES  # words of a panel's group
 # Tokens whose SiLU(gate) x up is computed at once, after all of a task's panels: whole tiles.
