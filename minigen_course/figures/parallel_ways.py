@@ -264,9 +264,9 @@ def pipeline_chart(ends: Sequence[Sequence[float]], stage_seconds: float) -> Fig
                 )
             )
             if num_batches <= 24:
-                axes.text(
-                    start + stage_seconds / 2, stage, str(batch), ha="center", va="center", size=8
-                )
+                ink = "white" if color == BLUE else INK
+                place = (start + stage_seconds / 2, stage)
+                axes.text(*place, str(batch), ha="center", va="center", size=9, color=ink)
     axes.set(xlim=(0, end), ylim=(num_stages - 0.5, -0.5), yticks=range(num_stages))
     axes.set_yticklabels([f"stage {stage}" for stage in range(num_stages)])
     axes.set_xlabel("ms since the first micro-batch began")

@@ -4,18 +4,13 @@ Numba compiles Python code for one number at a time, and relies on LLVM to vecto
 vector is a type of its own: `load` fills sixteen lanes, `+ - *` and the functions below work on all
 lanes at once, and `store` writes them back. Each operation is one or a few LLVM instructions.
 
-`hadamard` is the Walsh-Hadamard transform. It spreads one large number over its whole group, so
-that the group's quantisation scale need not grow. It is orthogonal: the dot product of two
-transformed vectors equals that of the original vectors.
-
-Sources: LLVM's Language Reference; QuaRot, Ashkboos et al. 2024, for the transform.
+Source: LLVM's Language Reference.
 """
 
 import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import extending, njit, types
 from numba.core import cgutils, config
@@ -480,32 +475,3 @@ def _across(name: str) -> Any:
 
 
 sum_of_lanes, largest_lane = _across("add"), _across("larger")
-
-
-_ONE_OVER_ROOT_32 = np.float32(1.0 / np.sqrt(32.0))
-
-
-@intrinsic
-def hadamard_lanes(typingctx: Any, lanes: Any) -> Any:
-    """Return four butterfly rounds: sums and differences of lanes 1, 2, 4 and then 8 apart."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = args[0]
-        for distance in (1, 2, 4, 8):
-            partners = [lane ^ distance for lane in range(NUM_LANES)]
-            signs = [-1.0 if lane & distance else 1.0 for lane in range(NUM_LANES)]
-            others = builder.shuffle_vector(found, found, ir.Constant(WORDS, partners))
-            found = multiply_add(builder, found, ir.Constant(FLOATS, signs), others)
-        return found
-
-    return lanes(lanes), codegen
-
-
-@kernel
-def hadamard(x, at, width):
-    """Replace each group of 32 numbers in x[at : at + width] by its Walsh-Hadamard transform."""
-    factor = all_lanes(_ONE_OVER_ROOT_32)
-    for column in range(at, at + width, 32):
-        low, high = load(x, column), load(x, column + 16)
-        store(x, column, hadamard_lanes(low + high) * factor)
-        store(x, column + 16, hadamard_lanes(low - high) * factor)

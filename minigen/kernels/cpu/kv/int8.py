@@ -15,6 +15,7 @@ makes the scale of its head NaN.
 import numpy as np
 
 from minigen.kernels.cpu.elementwise import TINY
+from minigen.kernels.cpu.kv.hadamard import hadamard
 from minigen.kernels.cpu.kv.layout import CHUNK, TILE
 from minigen.kernels.cpu.kv.tile_index import tile_start
 from minigen.kernels.cpu.register_tiles import (
@@ -27,7 +28,6 @@ from minigen.kernels.cpu.register_tiles import (
 )
 from minigen.kernels.cpu.simd import (
     all_lanes,
-    hadamard,
     keep_between,
     kernel,
     larger,
