@@ -80,7 +80,8 @@ class Places:
             return [[python, "-m", "pytest", "-q", "-m", "model", "tests/test_17_golden.py"]]
         if part == "notebooks":
             check = [python, "-m", "tools.notebooks", "--check", "--untimed", *self.notebooks]
-            return [[python, "-m", "minigen", "compile"], check]  # no notebook's time includes it
+            compiling = [python, "-m", "minigen", "compile"]  # no notebook's time includes it
+            return [compiling, [*compiling, "int4", "--kv-cache-dtype", "int8"], check]
         seed = str(int(self.commit[:8], 16))
         order = ["--random-order", "--random-order-seed", seed] if environment.random_order else []
         return [[python, "-m", "pytest", "-q", "-n", "2", *order, *self.pytest]]
