@@ -11,6 +11,7 @@ turn, so a run may be interrupted at any time, and a later run adds rounds to it
   python -m benchmarks.peers --resume --rounds 0    only the summary again, and the table
   python -m benchmarks.peers --engines minigen,vLLM --rounds 1 --json FILE    some engines only
   python -m benchmarks.peers --pretend avx2         minigen and llama.cpp with AVX2 and no more
+  python -m benchmarks.peers --pretend sse4         the same without AVX
   python -m tools.results                           the tables into docs/results.md and README.md
 
 The results are those of one processor: benchmarks/results/peers-PROCESSOR.json, for instance
