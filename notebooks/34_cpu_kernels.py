@@ -211,6 +211,7 @@ guess_share.compare(
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
 # |---|---|---|---|---|
+# | many of Intel's Celerons, Pentiums and Atoms until 2021 (SSE) | 128 bits | 4 | no: the package computes it in float64 | no |
 # | Apple M1 and later, most ARM servers (NEON) | 128 bits | 4 | yes | `sdot` |
 # | Intel Core since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
 # | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
