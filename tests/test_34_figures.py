@@ -287,8 +287,11 @@ def test_texts_read_at_once_give_the_logits_of_each_token_read_alone() -> None:
 def test_texts_that_do_not_fit_are_refused_and_leave_no_blocks(tiny_directory: Path) -> None:
     small = LLM.load(tiny_directory, weights="float32", num_blocks=2, max_num_seqs=2)
     one_block = [3] * 16
-    with pytest.raises(CapacityError, match="33 tokens are too many for one step of at most 32"):
+    with pytest.raises(CapacityError, match="33 tokens, and room for 32"):
         read_at_once(small, [*one_block, *one_block, 3])
+    most = small.options.max_num_batched_tokens
+    with pytest.raises(CapacityError, match=f"too many for one step of at most {most}"):
+        read_at_once(small, *[one_block] * (most // 16 + 1))
     with pytest.raises(CapacityError, match="too few free blocks"):
         read_at_once(small, one_block[1:], [*one_block, 3])
     assert small.kv_usage == 0

@@ -140,9 +140,11 @@ def read_at_once(llm: LLM, *texts: SequenceOf[int]) -> tuple[Float[Tensor, "_ vo
     as a first token and its drafts. Raises `CapacityError` if the step cannot hold the texts.
     """
     manager, lengths = manager_of(llm), [len(ids) for ids in texts]
-    most = min(llm.options.max_num_batched_tokens, manager.num_tokens)
+    most = llm.options.max_num_batched_tokens
     if sum(lengths) > most:
         raise CapacityError(f"{sum(lengths)} tokens are too many for one step of at most {most}.")
+    if max(lengths) > manager.num_tokens:
+        raise CapacityError(f"A text has {max(lengths)} tokens, and room for {manager.num_tokens}.")
     sequences = _beginnings(texts)
     try:
         for sequence, ids in zip(sequences, texts, strict=True):

@@ -22,12 +22,11 @@ from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.simd import (
     FEATURES,
     FLOATS,
-    HAS_FMA,
     I32,
     WORDS,
     BFloat,
+    add_exact_product,
     call,
-    multiply_add,
     same,
 )
 from minigen.kernels.processor import NEEDS, fastest_of
@@ -253,10 +252,7 @@ def float_dot(builder: Any, total: Any, pairs: Any, first: Any, second: Any) -> 
     """
     low, high = in_floats(builder, pairs)
     for half, number in ((high, second), (low, first)):
-        if HAS_FMA:
-            total = multiply_add(builder, half, number, total)
-        else:  # float32 holds a product of two bfloat16 numbers exactly
-            total = builder.fadd(builder.fmul(half, number), total)
+        total = add_exact_product(builder, half, number, total)
     return total
 
 

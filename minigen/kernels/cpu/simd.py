@@ -170,6 +170,13 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return chosen
 
 
+def add_exact_product(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit a * b + c where float32 holds the product exactly, so that only the sum is rounded."""
+    if HAS_FMA:
+        return multiply_add(builder, a, b, c)
+    return builder.fadd(builder.fmul(a, b), c)
+
+
 def _rounded_to_odd(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Emit a * b + c of float64 vectors that hold float32 numbers, rounded once to float32.
 

@@ -16,12 +16,11 @@ from numba.extending import intrinsic
 from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.simd import (
     FLOATS,
-    HAS_FMA,
     WORDS,
+    add_exact_product,
     all_lanes,
     kernel,
     load,
-    multiply_add,
     store,
 )
 
@@ -38,11 +37,7 @@ def hadamard_lanes(typingctx: Any, lanes: Any) -> Any:
             partners = [lane ^ distance for lane in range(NUM_LANES)]
             signs = [-1.0 if lane & distance else 1.0 for lane in range(NUM_LANES)]
             others = builder.shuffle_vector(found, found, ir.Constant(WORDS, partners))
-            signed = ir.Constant(FLOATS, signs)
-            if HAS_FMA:
-                found = multiply_add(builder, found, signed, others)
-            else:  # a product with 1 or -1 is exact
-                found = builder.fadd(builder.fmul(found, signed), others)
+            found = add_exact_product(builder, found, ir.Constant(FLOATS, signs), others)
         return found
 
     return lanes(lanes), codegen
