@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests import typecheck as typecheck  # named by jaxtyping's option, which does not import it
-
 LEFT_OUT = {"long", "browser"}
 FIRST = [  # started last, these would keep one process busy after the others
     "chapter 34",
@@ -38,8 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept = [item for item in items if not LEFT_OUT & {mark.name for mark in item.iter_markers()}]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        is_left = any(mark.name in LEFT_OUT for mark in item.iter_markers())
+        (left if is_left else kept).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 

@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 
 import pytest
+import torch
+from jaxtyping import TypeCheckError
 
+from minigen.model.layers import rms_norm
+from tests.typecheck import modules_with_shapes
 from tools import layout
 from tools.chapters import ROOT, Chapter, read_chapters
 
@@ -22,7 +25,6 @@ GERUNDS = {"sampling", "sharding", "static_batching", "gguf_mapping"}
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook
 TOOLKITS = {"grading", "handout", "kit", "lab", "figures"}
 MOST_HOMES, MOST_OF_SAMPLING = 1, 4  # of an engine option; modules of a sampling parameter
-SHAPES_WITHOUT_FUNCTIONS = {"minigen.protocols"}
 FOLDS = ["minigen.trace.timeline"]
 
 
@@ -122,22 +124,17 @@ def test_every_place_of_a_chapter_exists(chapter: Chapter) -> None:
 
 
 def test_shapes_are_checked_wherever_they_are_written() -> None:
-    """The hook replaces the globals of a kernel, so modules that define kernels are left out."""
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (option,) = [
-        each
-        for each in options["tool"]["pytest"]["ini_options"]["addopts"]
-        if each.startswith("--jaxtyping-packages=")
-    ]
-    checked = tuple(option.partition("=")[2].split(",")[:-1])
-    unchecked = [
-        name
-        for name, path in layout.modules().items()
-        if re.search(r"^from jaxtyping import", text := path.read_text("utf-8"), re.MULTILINE)
-        and not any(f"{name}.".startswith(f"{each}.") for each in checked)
-        and not re.search(r"\b(numba|triton|simd)\b", text)
-    ]
-    assert set(unchecked) <= SHAPES_WITHOUT_FUNCTIONS
+    with pytest.raises(TypeCheckError):
+        rms_norm(torch.ones(2, 8), torch.ones(7), eps=1e-5)
+
+
+def test_no_module_that_defines_kernels_writes_shapes() -> None:
+    """The hook that checks shapes replaces the globals of a kernel."""
+    paths = layout.modules()
+    defines = re.compile(r"^@[\w.]*(njit|jit|kernel|intrinsic|overload)\b", re.MULTILINE)
+    texts = {name: paths[name].read_text("utf-8") for name in modules_with_shapes()}
+    assert len(texts) > 50
+    assert [name for name, text in texts.items() if defines.search(text)] == []
 
 
 def test_one_module_folds_the_trace() -> None:
