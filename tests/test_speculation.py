@@ -31,7 +31,9 @@ from minigen.speculative.ngram import NgramIndex, NgramProposer
 from minigen.speculative.pace import MeasuredPace, StepTimes, rising
 from minigen.speculative.predicted import PredictedFirst
 from minigen.speculative.suffix import SuffixProposer
+from minigen.trace.chrome import chrome_trace
 from minigen.trace.events import EventKind
+from minigen.trace.timeline import Timeline
 from tests.serving import is_empty, load_tiny, serving
 from tests.tiny import TINY_VOCAB
 
@@ -159,8 +161,12 @@ def test_a_text_is_the_same_with_any_proposer(
     verified = [each.counts for each in recorder.events if each.kind is EventKind.VERIFIED]
     assert sum(each["drafted"] for each in verified) == counts.drafted
     assert sum(each["accepted"] for each in verified) == counts.accepted == sum(counts.accepted_at)
+    timeline = Timeline().replay(recorder.events)
+    assert timeline.requests == timeline.strangers == {}, "no event follows an end"
     if engine == "few blocks":
         assert any(each.kind is EventKind.PREEMPTED for each in recorder.events)
+    else:
+        assert timeline.work.tokens_recomputed == 0
     if name == "right":
         assert counts.accepted == counts.drafted > 0
     elif name in ("wrong", "end tokens"):
@@ -169,6 +175,34 @@ def test_a_text_is_the_same_with_any_proposer(
         assert counts.drafted == 0
     elif name == "half":
         assert 0 < counts.accepted < counts.drafted
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_events_say_what_was_computed_when_drafts_are_wrong(
+    tiny_directory: Path, known: Answers, engine: str
+) -> None:
+    llm = speculating(tiny_directory, PROPOSERS["half"](known), **ENGINES[engine])
+    compared = 0
+
+    def compare(_: object) -> None:
+        nonlocal compared
+        for request in timeline.running:
+            compared += 1
+            assert request.num_computed == llm.engine.live[request.sequence_id].num_computed
+
+    timeline = Timeline(on_step=compare)
+    with llm.trace.subscribed(timeline):
+        llm.generate(PROMPTS, params_of(ignore_eos=True))
+    assert compared > TOKENS
+
+
+def test_a_step_with_drafts_is_drawn_as_a_decode(tiny_directory: Path, known: Answers) -> None:
+    llm = speculating(tiny_directory, PROPOSERS["wrong"](known), enable_prefix_caching=False)
+    with llm.record() as recorder:
+        llm.generate(PROMPTS[:1], params_of(ignore_eos=True)[:1])
+    drawn = [each["name"] for each in chrome_trace(recorder.events)["traceEvents"]]
+    assert drawn.count("decode") == TOKENS - 1
+    assert "recompute" not in drawn
 
 
 def test_no_draft_follows_the_end_of_an_answer(tiny_directory: Path, plain: LLM) -> None:

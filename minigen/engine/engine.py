@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
@@ -200,14 +200,14 @@ class Engine:
     def _finish_step(
         self,
         chunks: SequenceOf[ScheduledChunk],
-        progress: Iterable[tuple[Sequence, SampledToken]],
+        progress: SequenceOf[tuple[Sequence, SampledToken]],
         started_ns: int,
     ) -> None:
         """Drop finished sequences and emit the step's trace events."""
         active = self.trace.active
-        for sequence, token in progress:
-            if active:
-                self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token.token_id)
+        for sequence, token in progress if active else ():
+            self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token.token_id)
+        for sequence, _ in progress:  # one that finished may have got several tokens
             if sequence.finish_reason is not None and sequence.sequence_id in self.live:
                 self._leave(sequence)
         if active:

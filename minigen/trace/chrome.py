@@ -154,10 +154,12 @@ class _Drawing:
 
     def _compute(self, request: Request, event: Event) -> None:
         """Begin a chunk's slice, which ends with its step, or when its request fails."""
-        name = "decode"
+        name, of_prompt = "decode", event.counts["computed"] < (request.prompt_tokens or 0)
+        if request.prompt_tokens is None:  # its arrival is not in the events
+            of_prompt = event.counts["tokens"] > 1
         if request.chunk_recomputed:
             name = "recompute"
-        elif event.counts["computed"] < (request.prompt_tokens or 0) or event.counts["tokens"] > 1:
+        elif of_prompt:
             name = "prefill"
         track = self._tracks[request.sequence_id]
         if not self._in_step:

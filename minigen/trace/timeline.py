@@ -253,9 +253,14 @@ class Timeline:
         self.on_token(request, event)
 
     def _verify(self, request: Request, event: Event) -> None:
+        """Count drafts; what was computed for wrong ones is not among the request's tokens."""
+        drafted, accepted = event.counts["drafted"], event.counts["accepted"]
         self.work.drafts += 1
-        self.work.tokens_drafted += event.counts["drafted"]
-        self.work.tokens_accepted += event.counts["accepted"]
+        self.work.tokens_drafted += drafted
+        self.work.tokens_accepted += accepted
+        if not self.times_only:
+            request.num_computed = max(request.num_computed - drafted + accepted, 0)
+            request.reached = request.num_computed
         self.on_verified(request, event)
 
     def _preempt(self, request: Request, event: Event) -> None:
