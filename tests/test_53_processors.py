@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
+from minigen.engine.dispatcher import Dispatcher
 from minigen.errors import GrammarError, MinigenError, OptionError, ParamsError, PartError
 from minigen.sampling.grammar import MOST_CACHED, GrammarProcessor, LLGuidanceBackend
 from minigen.sampling.grammar_compiler import first_line
 from minigen.sampling.processors import LogitsProcessor
 from minigen.sampling.structured_outputs import StructuredOutputsParams
+from minigen.tokenizer.tokenizer import Tokenizer
 from tests.tiny import TINY_VOCAB
 
 PERSON = {
@@ -528,6 +530,50 @@ def test_an_empty_mask_is_an_error() -> None:
     processor = GrammarProcessor(Nothing())
     with pytest.raises(GrammarError, match="allows no token after the 2 tokens"):
         processor(torch.zeros(4), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "message"),
+    [
+        ("b", {"structured_outputs": {"regex": "[ac]+"}}, r"no token after its 0 tokens\."),
+        (
+            "",
+            {"min_tokens": 1},
+            r"no token after its 0 tokens, except ends that min_tokens forbids\.",
+        ),
+    ],
+)
+def test_processors_that_leave_no_token_together_end_only_their_own_answer(
+    tiny_directory: Path, allowed: str, asked: dict[str, Any], message: str
+) -> None:
+    tokenizer = Tokenizer.from_directory(tiny_directory)
+    kept = tokenizer.encode(allowed, add_special_tokens=False) or [*tokenizer.eos_token_ids]
+
+    def only(logits: torch.Tensor, output_ids: Any) -> torch.Tensor:
+        left = torch.full_like(logits, -math.inf)
+        left[kept] = logits[kept]
+        return left
+
+    def own(params: SamplingParams, prompt_ids: Any) -> Any:
+        return only if params.temperature == 0.5 else None
+
+    llm = LLM.load(tiny_directory, weights="float32", logits_processor=own)
+    free = sampled(max_tokens=4, ignore_eos=True)
+    requests = [
+        llm.process_requests(["ab"], free),
+        llm.process_requests(["ab"], sampled(temperature=0.5, max_tokens=4, **asked)),
+    ]
+    events: list[list[Any]] = [[], []]
+    dispatcher = Dispatcher(llm.engine)
+    for request, received in zip(requests, events, strict=True):
+        dispatcher.submit(request, received.append)
+        dispatcher.step()
+    while llm.engine.has_work():
+        dispatcher.step()
+    assert [each.token_id for each in events[0]] == llm.generate("ab", free).token_ids
+    (error,) = events[1]
+    assert isinstance(error, GrammarError)
+    assert re.search(message, str(error))
 
 
 def test_a_missing_library_is_named(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

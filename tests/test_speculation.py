@@ -7,6 +7,7 @@ model says.
 import json
 import random
 import re
+import shutil
 import tracemalloc
 from collections.abc import Sequence as SequenceOf
 from functools import partial
@@ -402,6 +403,27 @@ def test_a_draft_model_follows(
         assert speculator.counts.drafted > 0
     manager = speculator.proposer.proposer.proposer.manager
     assert manager.num_available == manager.allocator.num_blocks
+
+
+@pytest.mark.parametrize("context", [12, 20])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_a_draft_model_may_have_a_shorter_context(
+    tiny_directory: Path, tmp_path: Path, context: int, weights: str
+) -> None:
+    """One of less than a prompt, and one that is no multiple of a block's 16 tokens."""
+    directory = shutil.copytree(tiny_directory, tmp_path / "short")
+    path = directory / "config.json"
+    changed = json.loads(path.read_text("utf-8")) | {"max_position_embeddings": context}
+    path.write_text(json.dumps(changed), "utf-8")
+    config = {"method": "draft_model", "model": str(directory), "weights": weights}
+    config |= {"adaptive": False, "num_speculative_tokens": 3}
+    expected = load(tiny_directory, weights).generate(PROMPTS, params_of(ignore_eos=True))
+    llm = load(tiny_directory, weights, speculative_config=config)
+    found = llm.generate(PROMPTS, params_of(ignore_eos=True))
+    assert answers_of(found) == answers_of(expected)
+    counts = llm.engine.speculator.counts if llm.engine.speculator else None
+    assert counts is not None
+    assert counts.accepted == counts.drafted > 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

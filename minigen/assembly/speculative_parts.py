@@ -127,7 +127,7 @@ def _draft_model(
     )
     runner, _ = plan.build(manager, num_blocks, num_threads, Trace())
     sampler = BatchSampler(plan.chooser(num_threads))
-    return DraftModelProposer(runner, manager, sampler, options.max_num_batched_tokens)
+    return DraftModelProposer(runner, manager, sampler, options.max_num_batched_tokens, longest)
 
 
 def _shortened(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:

@@ -1,5 +1,6 @@
 """Runs the logits processors of a step's sequences: prepared beside the model, applied after it."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.errors import GrammarError
 from minigen.sequence import SampledToken, Sequence
 
 Failures = dict[Sequence, Exception]
@@ -116,6 +118,17 @@ def _apply_to(
 
 
 def _processed(logits: Float[Tensor, " vocab"], sequence: Sequence) -> Float[Tensor, " vocab"]:
+    """Return the logits after all processors; raise `GrammarError` if they leave no token."""
     for each in sequence.processors:
         logits = each(logits, sequence.output_ids)
+    left, banned = logits, [*sequence.banned_ids]
+    if banned:
+        left = logits.clone()
+        left[banned] = -math.inf
+    if left.amax() == -math.inf:
+        but = ", except ends that min_tokens forbids" if logits.amax() > -math.inf else ""
+        raise GrammarError(
+            "The grammar and the logits processors of this answer together allow no token after "
+            f"its {len(sequence.output_ids)} tokens{but}."
+        )
     return logits

@@ -15,14 +15,21 @@ class DraftModelProposer:
     """Follows each sequence with a copy in a KV cache of its own.
 
     Of the copy's computed tokens those stay that are still right; drafts that were wrong are
-    computed over.
+    computed over. No draft follows a sequence of more than `max_model_len` tokens, the draft
+    model's context.
     """
 
     def __init__(
-        self, runner: Runner, manager: BlockManager, sampler: Sampler, max_num_batched_tokens: int
+        self,
+        runner: Runner,
+        manager: BlockManager,
+        sampler: Sampler,
+        max_num_batched_tokens: int,
+        max_model_len: int,
     ):
         self.runner, self.manager, self.sampler = runner, manager, sampler
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = min(max_model_len, manager.num_tokens)
         self._copies: dict[Sequence, Sequence] = {}
         self._num_right: dict[Sequence, int] = {}  # tokens of the copy that are the sequence's own
 
@@ -77,11 +84,11 @@ class DraftModelProposer:
 
     def _reserve(self, copy: Sequence, budget: int) -> int:
         """Return how many tokens of a copy have slots for the next step; 0 if there are none."""
+        if len(copy) > self.max_model_len:
+            return 0
         if copy not in self.manager.rows:
             return self.manager.allocate(copy, budget)
         num_tokens = min(copy.num_wanted, budget)
-        if len(copy) > self.manager.num_tokens:
-            return 0
         return num_tokens if self.manager.allocate_slots(copy, num_tokens) else 0
 
     def _followed(self, sequence: Sequence) -> Sequence:
