@@ -246,6 +246,22 @@ ENFORCED: dict[str, tuple[Any, list[str], list[str]]] = {
     ),
     "digits": ({**TEXT, "pattern": r"^\d[\d]$"}, ['"12"'], ['"1٣"', '"٣1"']),
     "words": ({**TEXT, "pattern": r"^\w$"}, ['"a"', '"_"'], ['"é"']),
+    "spaces": ({**TEXT, "pattern": r"^\s$"}, ['" "', '"\u00a0"'], ['"a"', '"\u0085"']),
+    "no spaces": (
+        {**TEXT, "pattern": r"^[^\s@]+@\S+$"},
+        ['"a@b"', '"é@\u0085"'],
+        ['"a\u2003b@c"', '"a@b\u00a0"', '"a@\ufeff"'],
+    ),
+    "neither digits nor words": (
+        {**TEXT, "pattern": r"^\D\W[^\D]$"},
+        ['"aé1"'],
+        ['"aé٣"', '"aa1"'],
+    ),
+    "hyphens beside classes": (
+        {**TEXT, "pattern": r"^[\w-a][+-\d]$"},
+        ['"-+"', '"z-"', '"_9"'],
+        ['"`1"', '"a/"'],
+    ),
     "dot": ({**TEXT, "pattern": "^.$"}, ['"é"'], ['"\u2028"', '"\\r"']),
     "names by pattern": (
         {"patternProperties": {r"^\d$": INTEGER}, "additionalProperties": False, "type": "object"},

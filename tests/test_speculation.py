@@ -36,7 +36,7 @@ from minigen.trace.chrome import chrome_trace
 from minigen.trace.events import EventKind
 from minigen.trace.timeline import Timeline
 from tests.serving import is_empty, load_tiny, serving
-from tests.tiny import TINY_VOCAB
+from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 TOKENS = 24
 PROMPTS = [[5, 6, 7, 8, 9] * 3, [40 + each for each in range(30)], [9], [5, 6, 7, 8, 9, 5, 6]]
@@ -406,19 +406,23 @@ def test_a_draft_model_follows(
 
 
 @pytest.mark.parametrize("context", [12, 20])
-@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_a_draft_model_may_have_a_shorter_context(
-    tiny_directory: Path, tmp_path: Path, context: int, weights: str
+    tmp_path: Path, context: int, weights: str
 ) -> None:
     """One of less than a prompt, and one that is no multiple of a block's 16 tokens."""
-    directory = shutil.copytree(tiny_directory, tmp_path / "short")
-    path = directory / "config.json"
+    sizes = {"vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    save_model(tmp_path / "long", "llama", **sizes)
+    save_tokenizer(tmp_path / "long")
+    short = shutil.copytree(tmp_path / "long", tmp_path / "short")
+    path = short / "config.json"
     changed = json.loads(path.read_text("utf-8")) | {"max_position_embeddings": context}
     path.write_text(json.dumps(changed), "utf-8")
-    config = {"method": "draft_model", "model": str(directory), "weights": weights}
+    config = {"method": "draft_model", "model": str(short), "weights": weights}
     config |= {"adaptive": False, "num_speculative_tokens": 3}
-    expected = load(tiny_directory, weights).generate(PROMPTS, params_of(ignore_eos=True))
-    llm = load(tiny_directory, weights, speculative_config=config)
+    expected = load(tmp_path / "long", weights).generate(PROMPTS, params_of(ignore_eos=True))
+    llm = load(tmp_path / "long", weights, speculative_config=config)
     found = llm.generate(PROMPTS, params_of(ignore_eos=True))
     assert answers_of(found) == answers_of(expected)
     counts = llm.engine.speculator.counts if llm.engine.speculator else None

@@ -15,6 +15,12 @@ LARGEST = 2**53  # integers above it are rounded by llguidance
 _COUNTS = "minLength maxLength minItems maxItems minProperties maxProperties".split()
 _BOUNDS = "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 _BESIDE = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"}
+_ECMA_CLASSES = {
+    "\\d": "0-9",
+    "\\w": "0-9A-Za-z_",
+    "\\s": r"\t\n\v\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}"
+    r"\x{202f}\x{205f}\x{3000}\x{feff}",
+}
 _NO_LEAP = "^([^:]*:){2}[0-5]"  # a leap second is right at a few moments of history only
 
 
@@ -144,25 +150,31 @@ def _refused(keyword: str, reason: str) -> ValueError:
 def ecma_pattern(pattern: str) -> str:
     r"""Return a regex of ECMA-262, which JSON Schema has, as one of Rust, which llguidance has.
 
-    Rust knows sets in classes ("[[a]]", "&&"), and its \d, \w, \s and dot match more of Unicode.
+    Rust knows sets in classes ("[[a]]", "&&"), its \d, \w and dot match more of Unicode, and its \s
+    less. A hyphen beside one of these in a class is itself, as it is without ECMA's flag `u`.
 
-    >>> print(ecma_pattern(r"^[[a-c]\d[x\d]$"))
-    ^[\[a-c][0-9][x0-9]$
+    >>> print(ecma_pattern(r"^[[a-c]\d[x\D-]$"))
+    ^[\[a-c][0-9][x[^0-9]\-]$
     """
-    pieces, inside, position = [""], False, 0
+    pieces, inside, position, after_class = [""], False, 0, False
     while position < len(pattern):
         each = pattern[position]
-        width = 1
+        width, members = 1, None
         if each == "\\":
             width = 2
             each = pattern[position : position + 2]
-            ascii_class = {"\\d": "0-9", "\\w": "0-9A-Za-z_", "\\s": r"\t\n\v\f\r "}.get(each)
-            if ascii_class is not None:
-                each = ascii_class if inside else f"[{ascii_class}]"
+            members = _ECMA_CLASSES.get(each.lower())
+            if members is not None:
+                not_in = "^" if each[1].isupper() else ""
+                each = members if inside and not not_in else f"[{not_in}{members}]"
         elif inside:
             inside = each != "]"
             if each in "[&~":
                 each = f"\\{each}"
+            elif each == "-" and (
+                after_class or pattern[position + 1 : position + 3].lower() in _ECMA_CLASSES
+            ):
+                each = "\\-"
             elif pattern[position : position + 2] == "--":  # the end of a range, or its beginning
                 is_first = pieces[-1] in ("[", "[^")
                 each, width = ("\\-", 1) if is_first else ("-\\-", 2)
@@ -173,5 +185,5 @@ def ecma_pattern(pattern: str) -> str:
         elif each == ".":
             each = r"[^\n\r\x{2028}\x{2029}]"
         pieces.append(each)
-        position += width
+        position, after_class = position + width, members is not None
     return "".join(pieces)
