@@ -67,8 +67,9 @@ class Sampler(Protocol):
     ) -> list[SampledToken]:
         """Return one token per row of raw logits, as each sequence's `params` ask.
 
-        It must not append to the sequences. A sampler of your own may return token ids. For a
-        sequence with `params.logprobs` it must return a `SampledToken`, which can carry them.
+        It must not append to the sequences. A sampler of your own may return token ids; the
+        logprobs that a sequence's `params` ask for are then the model's, unless a `SampledToken`
+        carries others.
         """
 
 

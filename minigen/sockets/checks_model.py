@@ -12,6 +12,7 @@ from minigen.engine.model_runner import AttentionBackend
 from minigen.errors import OptionError
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend, Sampler
+from minigen.sampling.logprobs import logprobs_of
 from minigen.sequence import SampledToken, Sequence
 from minigen.sockets.resolve import items_of, name_of, part_error, takes, whole_number
 
@@ -20,7 +21,10 @@ KVHeads = Float[Tensor, "tokens kv_heads head_dim"]
 
 
 class CheckedSampler:
-    """Checks a user's sampler: it must return one token of the vocabulary per row."""
+    """Checks a user's sampler: it must return one token of the vocabulary per row.
+
+    Where a request asks for logprobs and a token has none, they are the model's.
+    """
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
@@ -43,27 +47,24 @@ class CheckedSampler:
                 self.sampler, "", f"chose {len(items)} tokens for {len(sequences)} rows of logits"
             )
         return [
-            self._token(item, sequence, logits.shape[-1])
-            for item, sequence in zip(items, sequences, strict=True)
+            self._token(item, sequence, row)
+            for item, sequence, row in zip(items, sequences, logits, strict=True)
         ]
 
-    def _token(self, item: Any, sequence: Sequence, vocab: int) -> SampledToken:
+    def _token(
+        self, item: Any, sequence: Sequence, logits: Float[Tensor, " vocab"]
+    ) -> SampledToken:
         own, logprobs = item, None
         if isinstance(item, SampledToken):
             own, logprobs = item.token_id, item.logprobs
         wanted = "must return a token id for each row"
         token_id = whole_number(self.sampler, "", own, wanted)
-        if not 0 <= token_id < vocab:
+        if not 0 <= token_id < len(logits):
             raise part_error(
-                self.sampler, "", f"chose token {token_id}; this model has 0 to {vocab - 1}"
+                self.sampler, "", f"chose token {token_id}; this model has 0 to {len(logits) - 1}"
             )
-        if sequence.params.logprobs is not None and logprobs is None:
-            raise part_error(
-                self.sampler,
-                "",
-                f"chose a token without the logprobs that sequence {sequence.sequence_id} "
-                "requests: return SampledToken(token_id, logprobs), or request no logprobs",
-            )
+        if logprobs is None and sequence.params.logprobs is not None:
+            logprobs = logprobs_of(logits, token_id, sequence.params.logprobs)
         return SampledToken(token_id, logprobs)
 
 
