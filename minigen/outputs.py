@@ -100,6 +100,11 @@ class RequestState:
     first_token_ns: int | None = None
     last_token_ns: int | None = None
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the limit of tokens or a stop string ended the answer, wherever the model was."""
+        return self.choice.finish_reason == "length" or self.stops.stopped
+
     def push(self, token: SampledToken) -> TokenDelta:
         """Add a token to the answer; return it with the text that is final now."""
         self.last_token_ns = time.perf_counter_ns()

@@ -332,7 +332,10 @@ def test_ollamas_calls_and_results_get_ids_by_name_and_by_order() -> None:
     assert ids == [None, "call00001", "call00000", "mine", None, "call00003"]
 
 
-def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost, client: OpenAI) -> None:
+@pytest.mark.parametrize(("cut", "stopped"), [(None, False), (26, True), (50, True)])
+def test_ollamas_calls_are_sent_whole_at_the_end_and_half_ones_left_out(
+    host: ModelHost, client: OpenAI, cut: int | None, stopped: bool
+) -> None:
     """The writer alone, because no random model calls by itself."""
     ask(client, "plain", max_tokens=1)  # loads the model
     served = host.models["plain"].served
@@ -340,12 +343,14 @@ def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost, client: OpenAI
     (state,) = served.llm.process_requests(["Hi"], SamplingParams(max_tokens=9))
     state.first_token_ns = state.last_token_ns = 1
     text = 'Yes. <tool_call>{"name": "set_size", "arguments": {"size": 5}}</tool_call>'
+    text = text[:cut]
     state.choice.text, state.choice.finish_reason = text, "stop"
+    state.stops.stopped = stopped
 
-    def written(cut: int) -> list[Any]:
+    def written(step: int) -> list[Any]:
         new_parser = partial(AnswerParser, HERMES, ("set_size",))
         writer = OllamaResponseWriter(served, state, as_message, "m", 0, 1, new_parser)
-        pieces = [text[place : place + cut] for place in range(0, len(text), cut)]
+        pieces = [text[place : place + step] for place in range(0, len(text), step)]
         ends = [None] * (len(pieces) - 1) + ["stop"]
         lines = [
             writer.on_token(TokenDelta(0, 0, piece, 5, end))
@@ -357,7 +362,6 @@ def test_ollamas_calls_are_sent_whole_at_the_end(host: ModelHost, client: OpenAI
     *streamed_, whole = written(7)
     assert whole["content"] == "".join(each["content"] for each in streamed_) == "Yes."
     calls = [call for each in streamed_ for call in each.get("tool_calls", ())]
-    assert [call["function"] for call in calls] == [
-        {"index": 0, "name": "set_size", "arguments": {"size": 5}}
-    ]
-    assert [call["function"] for call in whole["tool_calls"]] == [calls[0]["function"]]
+    right = {"index": 0, "name": "set_size", "arguments": {"size": 5}}
+    assert [call["function"] for call in calls] == [right] * (not stopped)
+    assert [call["function"] for call in whole.get("tool_calls", ())] == [right] * (not stopped)

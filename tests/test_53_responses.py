@@ -6,6 +6,7 @@ answer must have certain parts, its tokens are written by hand.
 
 import json
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -368,15 +369,25 @@ def test_a_call_its_reasoning_and_the_text_before_it_are_one_message() -> None:
 
 
 class Written:
-    """An answer with a text that is written here, a token per byte; `end` is its finish reason."""
+    """An answer with a text that is written here, a token per byte, up to a stop string.
 
-    def __init__(self, served: Served, text: str, end: str, reasoning: Reasoning = "none"):
+    `end` is its finish reason.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        text: str,
+        end: str,
+        reasoning: Reasoning = "none",
+        stop: SequenceOf[str] = (),
+    ):
         self.request = ResponsesRequest.model_validate(
             {"input": "x", "tools": [TOOL], "include": [LOGPROBS]}
         )
         self.served, self.reasoning = served, reasoning
         tokenizer = served.llm.tokenizer
-        (self.answer,) = served.llm.process_requests(["x"], SamplingParams(logprobs=0))
+        (self.answer,) = served.llm.process_requests(["x"], SamplingParams(logprobs=0, stop=stop))
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         token_ids += sorted(self.answer.sequence.end_ids) if end == "stop" else []
         streaming = self.writer()
@@ -384,7 +395,10 @@ class Written:
         for place, token_id in enumerate(token_ids, 1):
             self.answer.sequence.finish_reason = end if place == len(token_ids) else None
             token = SampledToken(token_id, {token_id: Logprob(-1.0, 1)})
-            stream += streaming.on_token(self.answer.push(token))
+            delta = self.answer.push(token)
+            stream += streaming.on_token(delta)
+            if delta.finish_reason is not None:
+                break
         self.events = events_of(stream + streaming.end())
         self.streamed = self.events[-1]["response"]
         self.whole = json.loads(self.writer().whole())
@@ -447,6 +461,25 @@ def test_items_stand_in_the_order_of_the_answer_and_a_stream_has_the_same(
     statuses = [each["status"] for each in written.whole["output"]]
     last = "incomplete" if end == "length" else "completed"
     assert (*statuses, written.whole["status"]) == (*["completed"] * (len(kinds) - 1), last, last)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        ('"name', ("message", "completed", "I look.")),
+        ('"city', ("function_call", "incomplete", "{")),
+        ("\n</tool", ("function_call", "completed", '{"city": "Rome"}')),
+    ],
+)
+def test_a_stop_string_within_a_call_leaves_no_half_call_as_text_or_as_completed(
+    served: Served, stop: str, shown: tuple[str, ...]
+) -> None:
+    written = Written(served, f"I look. {ROME}", "stop", stop=[stop])
+    last = written.whole["output"][-1]
+    text = last["content"][0]["text"] if "content" in last else last["arguments"]
+    assert (last["type"], last["status"], text) == shown
+    assert written.whole["status"] == "completed"
+    assert without_ids(written.streamed) == without_ids(written.whole)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -83,8 +83,8 @@ class AnswerParser:
     def finish(self, cut_off: bool = False) -> list[Part]:
         """Return what was held back, once the answer has ended.
 
-        The beginning of a call that was `cut_off` by the limit of tokens is dropped, and after a
-        call also the beginning of a mark.
+        The beginning of a call that was `cut_off`, by the limit of tokens or by a stop string, is
+        dropped, and after a call also the beginning of a mark.
         """
         parts: list[Part] = []
         if cut_off and self._step == self._text and self._num_calls:

@@ -81,8 +81,7 @@ class MessageWriter:
 
     def _rest(self) -> list[Part]:
         """Return what the parser holds back, once the answer has ended."""
-        cut_off = self._answer.choice.finish_reason == "length" or self._answer.stops.stopped
-        return self._parser.finish(cut_off)
+        return self._parser.finish(self._answer.is_cut_off)
 
     def _events(self, part: Part) -> bytes:
         """Return a part as a delta of its block, which it may open."""

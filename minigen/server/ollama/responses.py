@@ -66,8 +66,7 @@ class OllamaResponseWriter:
         entries = None if logprobs is None else list(zip(choice.token_ids, logprobs, strict=True))
         put = self._put(choice.text)
         if self._parser is not None:
-            cut_off = choice.finish_reason == "length"
-            put = self._with_parts(parse(self._parser, choice.text, cut_off))
+            put = self._with_parts(parse(self._parser, choice.text, self._answer.is_cut_off))
         return self._line({**put, **self._logprobs(entries), **self._summary()})
 
     def on_start(self) -> bytes:
@@ -96,7 +95,7 @@ class OllamaResponseWriter:
         parts = self._parser.push(delta.text)
         ended = delta.finish_reason is not None
         if ended:
-            parts += self._parser.finish(delta.finish_reason == "length")
+            parts += self._parser.finish(self._answer.is_cut_off)
         of_calls = [part for part in parts if part.kind in ("call", "arguments")]
         self._calls += of_calls
         ready = [part for part in parts if part not in of_calls] + (self._calls if ended else [])

@@ -248,7 +248,7 @@ class ChatResponseWriter:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self._new_parser is not None:
             parser = self._new_parser()
-            parsed = parse(parser, text, reason == "length" or answer.stops.stopped)
+            parsed = parse(parser, text, answer.is_cut_off)
             message["content"] = parsed.content or (None if parsed.calls else "")
             if parsed.reasoning:
                 message["reasoning_content"] = parsed.reasoning
@@ -263,8 +263,7 @@ class ChatResponseWriter:
         parser, ended = self._parsers[delta.choice], delta.finish_reason
         parts = parser.push(delta.text)
         if ended is not None:
-            stopped = self._answers[delta.choice].stops.stopped
-            parts += parser.finish(ended == "length" or stopped)
+            parts += parser.finish(self._answers[delta.choice].is_cut_off)
         deltas = [_delta_of(part) for part in parts]
         if not deltas and logprobs != "null":
             deltas = ["{}"]

@@ -108,9 +108,10 @@ class ResponsesWriter:
         return [Part("content", text)] if text else []
 
     def _finish(self, reason: str) -> Iterator[Event]:
-        cut_off = reason == "length"
-        rest = [] if self._parser is None else self._parser.finish(cut_off)
-        return self._output.finish(rest, cut_off)
+        if self._parser is None:
+            return self._output.finish([], reason == "length")
+        rest = self._parser.finish(self._answer.is_cut_off)
+        return self._output.finish(rest, reason == "length" or self._parser.is_within_call)
 
     def _final(self) -> dict[str, Any]:
         """Return the response once its answer has ended."""
