@@ -135,6 +135,10 @@ def test_a_stream_over_its_time_ends_with_an_error_and_frees_its_blocks(director
         ) as lines:
             *_, last = lines.iter_lines()
         assert "0.3 seconds" in json.loads(last).get("error", "") or json.loads(last)["done"]
+        asked = {"input": "abc", "max_output_tokens": 900, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/responses", json=asked) as lines:
+            kinds = [line for line in lines.iter_lines() if line.startswith("event: ")]
+        assert kinds[-2:] == ["event: error", "event: response.failed"]
 
 
 @pytest.mark.parametrize("goes_away", [True, False])

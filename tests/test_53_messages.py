@@ -15,7 +15,7 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.server.anthropic.conversation import openai_messages
-from minigen.server.anthropic.responses import blocks_of
+from minigen.server.anthropic.responses import blocks_of, failed_event
 from minigen.server.anthropic.schema import AnthropicRequest
 from minigen.server.app import create_service
 from minigen.server.errors import ApiError
@@ -505,7 +505,7 @@ def test_a_wrong_key_is_an_authentication_error_and_a_full_server_a_rate_limit(
     [(500, "api_error"), (502, "api_error"), (503, "overloaded_error"), (405, WRONG)],
 )
 def test_a_failure_in_mid_stream_is_an_event_that_the_client_knows(status: int, kind: str) -> None:
-    written = ApiError("It failed.", status=status).event("/v1/messages").decode()
+    written = failed_event(ApiError("It failed.", status=status)).decode()
     name, data = written.strip().split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {

@@ -81,11 +81,6 @@ class ApiError(MinigenError):
         }
         return json.dumps({"error": error}).encode()
 
-    def event(self, path: str) -> bytes:
-        """Return the error as a server-sent event, for a stream that has started."""
-        name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
-        return name + b"data: " + self.body(path) + b"\n\n"
-
     def response(self, path: str) -> Response:
         """Return the complete error response, in the format of the API at this path."""
         return Response(self.body(path), self.status, self.headers, media_type="application/json")

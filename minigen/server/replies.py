@@ -20,7 +20,7 @@ from minigen.engine.dispatcher import Dispatcher, Event
 from minigen.errors import EngineStoppedError, GrammarError
 from minigen.outputs import RequestState, TokenDelta
 from minigen.server.errors import ClientGoneError, ModelFailedError, explain
-from minigen.server.middleware.limits import RequestRecord, record_of
+from minigen.server.middleware.limits import RequestRecord, record_of, set_failure
 from minigen.server.models import ModelHost, Served
 from minigen.server.openai.responses import ResponseWriter, usage_of
 
@@ -66,6 +66,7 @@ class Reply(Response):
                         served.thread.dispatcher, computed, receive, self._streams
                     ) as deltas:
                         if self._streams:
+                            set_failure(scope, writer.failure)
                             await self._stream(deltas, writer, send)
                         else:
                             await self._send_whole(deltas, answers, writer, send)

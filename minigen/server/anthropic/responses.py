@@ -26,6 +26,11 @@ _DELTAS = {
 }
 
 
+def failed_event(error: ApiError) -> bytes:
+    """Return an error in the middle of a stream, in the format that Anthropic's client expects."""
+    return b"event: error\ndata: " + error.body(PATH) + b"\n\n"
+
+
 class MessageWriter:
     """Writes a `message`, or the events of one."""
 
@@ -77,7 +82,7 @@ class MessageWriter:
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in the middle of a stream."""
-        return error.event(PATH)
+        return failed_event(error)
 
     def _rest(self) -> list[Part]:
         """Return what the parser holds back, once the answer has ended."""

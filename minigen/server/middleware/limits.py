@@ -1,10 +1,10 @@
-"""What middleware and routes share: open paths, the record of a request, and the server's limits.
+"""What middleware and routes share: open paths, facts of a request, and the server's limits.
 
 The limits are checked once, when the server starts. Middleware and routes write the record; the
 access log reads it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the command line shows the limits without the server's pack
     from starlette.types import Scope
 
     from minigen.outputs import RequestState
+    from minigen.server.errors import ApiError
 
 OPEN = frozenset({"/health", "/ready", "/version"})
 WORK = frozenset(
@@ -40,7 +41,7 @@ def header(scope: "Scope", name: bytes) -> bytes | None:
     return None
 
 
-PLACE = "minigen.record"
+PLACE, FAILURE = "minigen.record", "minigen.failure"
 
 
 @dataclass
@@ -59,6 +60,17 @@ def record_of(scope: "Scope") -> RequestRecord:
     """Return the record of a request's ASGI scope; the first call creates it."""
     state: dict[str, RequestRecord] = scope.setdefault("state", {})
     return state.setdefault(PLACE, RequestRecord())
+
+
+def set_failure(scope: "Scope", failure: "Callable[[ApiError], bytes]") -> None:
+    """Say how an error is written into the stream that answers a request."""
+    scope.setdefault("state", {})[FAILURE] = failure
+
+
+def failure_of(scope: "Scope") -> "Callable[[ApiError], bytes] | None":
+    """Return what `set_failure` has set; None for a response that is no stream."""
+    failure: Callable[[ApiError], bytes] | None = scope.get("state", {}).get(FAILURE)
+    return failure
 
 
 MOST_ANSWERS_PER_PROMPT = 128  # OpenAI's limit of n, also in the HTTP schema

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigen.server.errors import ApiError, ClientGoneError
-from minigen.server.middleware.limits import header
+from minigen.server.middleware.limits import failure_of, header
 
 
 class Deadline:
@@ -14,8 +14,9 @@ class Deadline:
 
     If the response has not started, it becomes a 504: the server was slow, whereas 408 would mean
     that the client was slow to send its request. A header stops OpenAI's client from retrying
-    automatically, because the same request would take as long again. A stream ends with an event
-    that contains the error, because its status has already been sent.
+    automatically, because the same request would take as long again. A stream ends with the error
+    in the format of its API, because its status has already been sent. Any other response stays
+    incomplete; the server closes the connection to signal that.
     """
 
     def __init__(self, app: ASGIApp, seconds: float):
@@ -37,20 +38,13 @@ class Deadline:
                 code="request_timeout",
                 headers={"x-should-retry": "false"},
             )
-            if progress.content_type is None:
+            failure = failure_of(scope)
+            if not progress.started:
                 await error.response(scope["path"])(scope, receive, send)
-            elif not progress.complete:
-                await self._break_off(error, scope["path"], progress, send)
-
-    async def _break_off(
-        self, error: ApiError, path: str, progress: "Progress", send: Send
-    ) -> None:
-        assert progress.content_type is not None
-        if progress.content_type.startswith(b"text/event-stream"):
-            await send(_last(error.event(path)))
-        elif progress.content_type.startswith(b"application/x-ndjson"):
-            await send(_last(error.body(path) + b"\n"))
-        # Any other response stays incomplete; the server closes the connection to signal that.
+            elif not progress.complete and failure is not None:
+                await send(
+                    {"type": "http.response.body", "body": failure(error), "more_body": False}
+                )
 
 
 class Progress:
@@ -58,21 +52,15 @@ class Progress:
 
     def __init__(self, send: Send):
         self._send = send
-        self.content_type: bytes | None = None  # None before the response starts
-        self.complete = False
+        self.started = self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
         """Forward a message without a coroutine in between, because this runs for every chunk."""
         if message["type"] == "http.response.start":
-            headers = dict(message.get("headers", ()))
-            self.content_type = headers.get(b"content-type", b"")
+            self.started = True
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
-
-
-def _last(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": False}
 
 
 class WholeBody:
