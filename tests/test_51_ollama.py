@@ -242,6 +242,7 @@ def test_a_time_that_is_none_is_refused_in_one_sentence(url: str, time: Any) -> 
         ("context", {"prompt": "a", "context": [1, 2]}),
         ("images", {"prompt": "a", "images": ["aGk="]}),
         ("format", {"prompt": "a", "format": "xml"}),
+        ('format must be "json" or a JSON schema, not []', {"prompt": "a", "format": []}),
         ("suffix", {"prompt": "a", "suffix": "b"}),
         ("think", {"prompt": "a", "think": True}),
         ("colour", {"prompt": "a", "colour": "red"}),

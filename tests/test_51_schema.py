@@ -1,5 +1,6 @@
 """The request schema: fields of common clients pass, and unsupported ones are named."""
 
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -8,10 +9,13 @@ from pydantic import BaseModel, ValidationError
 
 from minigen import SamplingParams
 from minigen.server.anthropic.schema import MessagesRequest
+from minigen.server.app import create_service
 from minigen.server.forms import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
+from minigen.server.models import ModelHost
 from minigen.server.ollama.schema import OllamaChatRequest
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Message
 from minigen.server.responses_api.schema import ResponsesRequest
+from tests.asgi import Exchange, ask
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -201,3 +205,61 @@ def test_a_message_has_a_limited_number_of_parts(
     request[field] = [{"role": "user", "content": [part] * (MOST_PARTS + 1)}]
     with pytest.raises(ValidationError, match=f"at most {MOST_PARTS} items"):
         request_type.model_validate(request)
+
+
+def refused(path: str, body: bytes) -> Exchange:
+    """Send a body that is refused before a model is needed."""
+
+    def never() -> Any:
+        raise AssertionError("no model is needed")
+
+    app = create_service(ModelHost({"tiny": never}))
+    answer = ask(app, path, headers={"content-type": "application/json"}, chunks=[body])
+    assert answer.status == 400
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 100_000, "The request is nested too deeply."),
+        (b'{"seed": %s}' % (b"9" * 5000), "The body has a whole number of more than 4300 digits."),
+        (b'{"seed": "\xff"}', "The body is not valid UTF-8: invalid start byte at byte 10."),
+        (b'{"seed": }', "The body is not valid JSON: Expecting value."),
+        (
+            b'{"\\ud800": 1}',
+            'The body has text with half of a surrogate pair, which is not valid Unicode: "',
+        ),
+        (b"[]", "The body must be a JSON object, sent with the header 'Content-Type: applicat"),
+    ],
+    ids=lambda each: None if isinstance(each, bytes) else each[:30],
+)
+def test_a_body_that_cannot_be_read_is_refused_with_the_reason(body: bytes, message: str) -> None:
+    assert refused("/v1/chat/completions", body).error["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "message"),
+    [
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{**_PART, "cache_control": 3}]}]},
+            "'messages[0].content[0].cache_control': must be null or of type object, not 3.",
+        ),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+            "The field 'messages[0].content[0].tool_use_id' is missing.",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a", "\ud800": 1}]},
+            "'messages[0]' has text with half of a surrogate pair",
+        ),
+    ],
+)
+def test_a_refused_field_has_the_place_that_the_client_gave_it(
+    path: str, given: dict[str, Any], message: str
+) -> None:
+    body = json.dumps({"model": "tiny", "max_tokens": 1} | given)
+    assert refused(path, body.encode()).error["message"].startswith(message)

@@ -420,7 +420,7 @@ def test_reasoning_and_text_between_calls_are_blocks_of_their_own() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             400,
             WRONG,
-            "'image'",
+            "'messages[0].content[0].type': should be 'text' or 'thinking' or 'tool_use'",
         ),
         ({"messages": [{"role": "user", "content": [CALL]}]}, 400, WRONG, "user"),
         ({"tools": [WEATHER, WEATHER]}, 400, WRONG, "'weather'"),

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -170,7 +171,24 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
         return ApiError(f"There is no route {method} {path}; see /docs for all routes.", status=404)
     if error.status_code == 405:
         return ApiError(f"{path} does not accept {method}; see /docs.", status=405)
+    unread = _unread_body(error.__cause__)
+    if unread is not None:
+        return unread
     return ApiError(str(error.detail), status=error.status_code)
+
+
+def _unread_body(cause: BaseException | None) -> ApiError | None:
+    """Describe what kept FastAPI from reading a body, other than JSON's syntax; None if nothing."""
+    if isinstance(cause, RecursionError):
+        return explain(cause)
+    if isinstance(cause, UnicodeDecodeError):
+        return ApiError(
+            f"The body is not valid {cause.encoding.upper()}: {cause.reason} at byte {cause.start}."
+        )
+    if isinstance(cause, ValueError):
+        most = sys.get_int_max_str_digits()
+        return ApiError(f"The body has a whole number of more than {most} digits.")
+    return None
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
@@ -181,6 +199,12 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(f"The body is not valid JSON: {first['ctx']['error']}.")
     if first["type"] == "extra_forbidden":
         return ApiError(f"minigen does not support the field {field!r}; remove it.", param=field)
+    if first["type"] == "string_unicode":  # of a value, or of a field's name
+        return ApiError(
+            f"{repr(field) if field else 'The body'} has text with half of a surrogate pair, which "
+            f"is not valid Unicode: {_shown(first['input'])}.",
+            param=field or None,
+        )
     if not field:
         return ApiError(
             "The body must be a JSON object, sent with the header 'Content-Type: application/json'."

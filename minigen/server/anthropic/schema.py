@@ -27,6 +27,7 @@ from minigen.server.openai.schema import (
     Strict,
     with_sampling,
 )
+from minigen.server.responses_api.by_type import ByType
 from minigen.tool_calling.tools import Tool, ToolChoice, ToolUse
 
 OWN_NAMES = {"stop": "stop_sequences"}  # Anthropic's, by ours
@@ -100,10 +101,8 @@ class ToolResultBlock(Cacheable):
     toolset_name: Annotated[Any, OnlyDefault()] = None
 
 
-Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
-    Field(discriminator="type"),
-]
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+AnyBlock = Annotated[Block, ByType(TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)]
 BLOCKS_OF = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}
 
 
@@ -111,7 +110,7 @@ class AnthropicMessage(Strict):
     """One message of a conversation. The user's has results of tools before text."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[list[Block], Field(max_length=MOST_PARTS), TextOrBlocks()]
+    content: Annotated[list[AnyBlock], Field(max_length=MOST_PARTS), TextOrBlocks()]
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> "AnthropicMessage":

@@ -24,6 +24,7 @@ from minigen.server.openai.schema import (
 from minigen.server.openai.tool_fields import ToolDefinition
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}  # Ollama's, by ours
+FORMAT = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
 NO_LIMITS = (-1, -2)  # num_predict: until the model stops, or until the context is full
 
 
@@ -109,7 +110,7 @@ class OllamaRequest(Strict):
     logprobs: bool | None = Field(None, description="Return each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
 
-    format: str | dict[str, Any] | None = Field(
+    format: Annotated[Any, WithJsonSchema(FORMAT)] = Field(
         None, description='The form of the answer: "json", or a JSON schema; free if absent.'
     )
     think: bool | None = Field(

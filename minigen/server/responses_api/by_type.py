@@ -1,4 +1,4 @@
-"""Fields of a request whose objects differ by their `type`: items, parts of text, tools, forms.
+"""Fields of a request whose objects differ by their `type`: items, blocks, tools, forms.
 
 pydantic's own unions put the type into the place of an error; here "input[0].call_id" stays so.
 """
