@@ -8,10 +8,13 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
 from minigen.errors import MinigenError
+
+_MOST_SHOWN = 80  # characters of a path, which may have thousands
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,28 @@ def require(
     """Raise `error` if the value is not allowed."""
     if not values.allows(value):
         raise error(f"{name} must be {values.text}, not {value!r}{hint and f'; {hint}'}.")
+
+
+def expanded(path: Path | str, error: type[MinigenError], name: str = "") -> Path:
+    """Return a path with ~ and ~user replaced by a home folder; the file need not exist.
+
+    Raises `error`, after the `name` of the option if it has one, for a user without a home folder
+    and for a path that the system refuses, such as one that is too long.
+    """
+    try:
+        found = Path(path).expanduser()
+        found.exists()
+    except RuntimeError:
+        why = f"this system knows no home folder for {Path(path).parts[0]}"
+    except OSError as refused:
+        why = str(refused.strerror)
+    except ValueError:  # a null byte, or half of a surrogate pair
+        why = "it has a character that no path may have"
+    else:
+        return found
+    shown = str(path)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+    raise error(f"{name}{name and ': '}{shown!r} cannot be used as a path: {why}.")
 
 
 def check(config: Any, error: type[MinigenError]) -> None:

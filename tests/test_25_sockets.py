@@ -240,6 +240,7 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
     ({"scheduler": "mine.txt:Mine"}, ["file.py:Name", "mine.txt:Mine"]),
     ({"scheduler": "mine.py:"}, ["file.py:Name"]),
     ({"scheduler": "nowhere/mine.py:Mine"}, ["scheduler", "no file", "mine.py"]),
+    ({"prefix_cache": "~nosuchuser/a.py:A"}, ["prefix_cache: '~nosuchuser/a.py'", "home folder"]),
     ({"allocator": "buddy"}, ["allocator", "free-list", "'buddy'"]),
     ({"allocator": ""}, ["allocator", "free-list", "''"]),
     ({"allocator": 0}, ["allocator int", "no allocate, share, release, num_owners, num_free"]),

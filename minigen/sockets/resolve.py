@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
+from minigen.fields import expanded
 from minigen.protocols import (
     BlockAllocator,
     GrammarBackend,
@@ -97,7 +98,7 @@ def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
     if wanted in known:
         return known[wanted]
     file, _, name = wanted.rpartition(":")
-    module = _import_file(socket, Path(file).expanduser())
+    module = _import_file(socket, expanded(file, OptionError, socket))
     if not hasattr(module, name):
         raise OptionError(f"{socket} {wanted!r}: {file} defines no {name}.")
     return getattr(module, name)
