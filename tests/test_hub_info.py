@@ -225,6 +225,7 @@ def test_what_minigen_cannot_run_is_described_and_refused_as_on_disk(
 
 
 def test_a_broken_header_is_one_sentence(server: FakeHub, ask: Any, folder: Path) -> None:
+    numbered = b'{"w": {"dtype": 5, "shape": [1], "data_offsets": [0, 1]}}'
     broken = {
         b"\xff" * 8: "its header claims",
         struct.pack("<Q", 4) + b"[1]]": "is not a valid safetensors file",
@@ -232,6 +233,7 @@ def test_a_broken_header_is_one_sentence(server: FakeHub, ask: Any, folder: Path
         struct.pack("<Q", 9) + b'{"w": [1]': "is not a valid safetensors file",
         struct.pack("<Q", 13) + b'{"w": "F32"} ': "is not a valid safetensors file",
         b"": "its header claims 0 bytes",
+        struct.pack("<Q", len(numbered)) + numbered + b"0": "w is stored as 5",
     }
     for number, header in enumerate(broken):
         files = files_of(folder) | {"model.safetensors": header}

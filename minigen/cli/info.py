@@ -193,10 +193,10 @@ def _raw_facts(path: Path) -> dict[str, str]:
             sizes[each["dtype"]] = sizes.get(each["dtype"], 0) + stop - start
         shapes = [each["shape"] for header in headers for each in header.values()]
         num_parameters = f"{sum(map(math.prod, shapes)):,}"
+        kinds = ", ".join(sorted(sizes, key=lambda kind: -sizes[kind]))
         together = _size(sum(sizes.values()))
     except (MinigenError, OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return {}
-    kinds = ", ".join(sorted(sizes, key=lambda kind: -sizes[kind]))
     return {
         "architecture": str(config.get("model_type", "not named")),
         "parameters": num_parameters,
