@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,41 @@ def test_a_closed_pipe_causes_no_error_message(tiny_directory: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def closed_pipe() -> int:
+    """Return the end of a pipe that nothing reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        (closed_pipe, ""),
+        (
+            partial(os.open, "/dev/full", os.O_WRONLY),
+            "minigen: the output could not be written: No space left on device.\n",
+        ),
+    ],
+    ids=["closed pipe", "full disk"],
+)
+def test_output_that_cannot_be_written_ends_with_status_1_and_no_traceback(
+    opened: Callable[[], int],
+    said: str,
+    buffered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = os.fdopen(opened(), "wb", buffering=-1 if buffered else 0)
+    with io.TextIOWrapper(file, encoding="utf-8", write_through=not buffered) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", sys.stderr)  # click replaces both
+        status, _, err = main(monkeypatch, capsys, "--version")
+        assert (status, err) == (1, said)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")

@@ -4,6 +4,7 @@ Showing a command's help must be fast, so this module imports little, and each c
 it needs when it runs. Generated text goes to stdout, everything else to stderr.
 """
 
+import errno
 import os
 import sys
 import warnings
@@ -287,14 +288,22 @@ def main() -> None:
         refuse_old_flags(sys.argv[1:])
         if not _is_own(sys.argv[1:]):
             add_commands_of_other_packages()
-        app()
+        try:
+            app()
+        except SystemExit:
+            sys.stdout.flush()  # what fails here would be a traceback at the interpreter's end
+            raise
     except MinigenError as error:
         print(f"minigen: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of stdout is gone: exit silently, and prevent an error at the final flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the final flush
+        if error.errno != errno.EPIPE:  # if the reader of stdout is gone, exit silently, as click
+            what = error.filename or "the output"
+            print(f"minigen: {what} could not be written: {error.strerror}.", file=sys.stderr)
+        sys.exit(1)
