@@ -922,6 +922,27 @@ def test_a_hub_out_of_reach_is_one_sentence(tmp_path: Path, environment: dict[st
         assert ("refused" in line) == (environment == {})
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/dev/null/hub"), "/dev/null/hub"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/gone"), "/gone"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_a_cache_of_the_hub_that_cannot_be_written_is_no_fault_of_the_network(
+    error: OSError, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("minigen.hub.huggingface.snapshot_download", fail)
+    with pytest.raises(DiskError, match=rf"Hugging Face cache \(.*{reason}\); free some space"):
+        hub.pull("org/repo")
+
+
 # ---- properties of the module
 
 

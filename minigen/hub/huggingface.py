@@ -22,6 +22,8 @@ SNAPSHOT_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
 # Subfolders and consolidated.* hold the same weights in formats of other engines.
 IGNORED_PATTERNS = ("*/*", "consolidated*")
 HEADERS_TIMEOUT_SECONDS = 30.0
+# A failed write has such a number; another error of the disk names its file, a network's does not.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,11 @@ def _explained(model: HubModel, error: Exception) -> MinigenError:
         return ModelNotFoundError(
             f"{model.repo!r} cannot be a name on the hub ({_first_line(error)})."
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+    if isinstance(error, OSError) and (error.filename or error.errno in _DISK_ERRORS):
+        where = "" if error.filename is None else f": {error.filename}"
         return DiskError(
-            f"{model.repo} cannot be written to the Hugging Face cache ({error.strerror}: "
-            f"{error.filename}); free some space, or set HF_HOME to another folder."
+            f"{model.repo} cannot be written to the Hugging Face cache ({error.strerror}{where}); "
+            "free some space, or set HF_HOME to another folder."
         )
     if isinstance(error, errors.GatedRepoError):
         return DownloadError(
