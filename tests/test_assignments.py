@@ -2,8 +2,10 @@
 
 from functools import cache
 from importlib import import_module
+from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -189,8 +191,12 @@ def test_a_difference_is_named_with_its_place() -> None:
         ({"b": 1}, {"a": 1}, "it should be"),
         (None, [1], "got None"),
         (True, 1.0, "got True"),
+        (1e9, inf, "got 1000000000.0; it should be inf"),
+        (-inf, inf, "got -inf; it should be inf"),
+        (inf, 1.0, "got inf; it should be 1.0"),
     ]:
         with pytest.raises(Wrong, match=words):
             expect_same(found, right, "x")
     expect_same((1, 2.0), [1, 2.00001], "x")
     expect_same(float("nan"), float("nan"), "x")
+    expect_same(np.float64("inf"), inf, "x")

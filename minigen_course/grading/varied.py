@@ -5,6 +5,7 @@ differ from one cohort to the next.
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -120,11 +121,16 @@ def expect_same(found: Any, right: Any, what: str, tolerance: float = TOLERANCE)
         for index, (mine, its) in enumerate(zip(found, right, strict=True)):
             expect_same(mine, its, f"{what}: element {index}", tolerance)
     elif isinstance(right, float) and isinstance(found, int | float) and found is not True:
-        close = abs(found - right) <= tolerance * (1 + abs(right)) or repr(found) == repr(right)
-        if not close:
+        if not _is_close(found, right, tolerance):
             raise Wrong(f"{what}: got {found!r}; it should be {right!r}.")
     else:
         expect_equal(found, right, what)
+
+
+def _is_close(found: float, right: float, tolerance: float) -> bool:
+    if not (math.isfinite(found) and math.isfinite(right)):  # no tolerance reaches infinity
+        return found == right or (math.isnan(found) and math.isnan(right))
+    return abs(found - right) <= tolerance * (1 + abs(right))
 
 
 def _expect_same_numbers(found: Any, right: Any, what: str, tolerance: float) -> None:
