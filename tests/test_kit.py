@@ -398,6 +398,9 @@ def test_a_class_is_graded_twice_alike_and_continues(three: Path) -> None:
         (["--chapters", "22", "--again", "zoe"], "has no submission of zoe"),
         (["--chapters", "2"], "names no chapters"),
         (["--chapters", "26-30"], "There is no chapter 26-30"),
+        (["--chapters", "22", "--seconds", "inf"], "--seconds is inf; it should be a number from"),
+        (["--chapters", "22", "--memory", "inf"], "from 0.1 to 1,000,000."),
+        (["--chapters", "22", "--memory", "1e11"], "--memory is 1e+11; it should be"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(three: Path, arguments: list[str], words: str) -> None:

@@ -11,6 +11,8 @@ import typer
 
 from minigen.errors import OptionError
 
+MOST = 1_000_000  # seconds and GB of an answer: the system counts in 64 bits
+
 course = typer.Typer(help="For instructors: build assignments, grade them.", no_args_is_help=True)
 
 
@@ -123,6 +125,9 @@ def grade(
         )
     if chapters is None and course_folder is None:
         raise OptionError("Say what was assigned: --chapters 21-22, or --course FOLDER.")
+    for name, given in (("--seconds", seconds), ("--memory", memory)):
+        if not given <= MOST:  # nan is not, either
+            raise OptionError(f"{name} is {given:g}; it should be a number from 0.1 to {MOST:,}.")
     from rich.console import Console
     from rich.progress import track
 
