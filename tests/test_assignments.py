@@ -1,5 +1,6 @@
 """What may be assigned beyond a chapter's checks: cases by seed, questions, answers in words."""
 
+import re
 from functools import cache
 from importlib import import_module
 from math import inf
@@ -156,6 +157,8 @@ def test_a_question_that_is_read_from_a_figure_has_one(key: tuple[str, str]) -> 
         ("x = 'memory'", "memory"),
         ("x = None", None),
         ("y = 3", None),
+        ("x: int = 3", 3),
+        ("%%time\nx = (7\n    % 4)\n!ls", 3),
     ],
 )
 def test_an_answer_is_arithmetic_or_a_word(source: str, value: object) -> None:
@@ -172,11 +175,24 @@ def test_an_answer_is_arithmetic_or_a_word(source: str, value: object) -> None:
         ("x = 'a' * 10**10", "arithmetic is for numbers"),
         ("x = (", "is no Python"),
         ("x = y", "must be a number"),
+        ("x = 9**399 * 9**399", "too large"),
+        (f"x = {'+'.join('1' * 3000)}", "is no Python: it is nested deeper than 100 levels"),
+        (f"y = 1\nx = {'+'.join('1' * 300)}", "deeper than 100 levels (line 2 of the cell)"),
+        ("x = '\ud800'", "one half of a character (line 1 of the cell)"),
     ],
 )
 def test_an_answer_that_is_anything_else_is_refused(source: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace("(", "\\(")):
+    with pytest.raises(ValueError, match=re.escape(words)):
         value_in(source, "x")
+
+
+@pytest.mark.parametrize("given", [10**350, float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_is_no_answer(given: float) -> None:
+    question = questions("22")["num_blocks"]
+    assert question.judge(1, "num_blocks", given) == (
+        False,
+        "must be a finite number of at most 1.8e+308.",
+    )
 
 
 def test_a_difference_is_named_with_its_place() -> None:

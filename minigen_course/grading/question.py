@@ -7,16 +7,18 @@ a rubric. The numbers in a question are drawn by the course's seed.
 import ast
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from minigen_course.grading.varied import assigned
+from minigen_course.handout.cells import parsed, said_of
 
 MARK = "# question: "
 UNANSWERED = "has no answer yet: write a number or a word instead of None."
-MOST_DIGITS = 400  # of a power's result: more would only burn time
+MOST_DIGITS = 400  # of a result: more would only burn time
 OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -71,7 +73,11 @@ class Question:
             known = ", ".join(map(repr, self.choices))
             return "" if is_choice else f"must be one of {known}, not {given!r}."
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        return "" if is_number else f"must be a number, not {given!r}."
+        if not is_number:
+            return f"must be a number, not {given!r}."
+        assert isinstance(given, int | float)
+        is_usual = abs(given) <= sys.float_info.max
+        return "" if is_usual else f"must be a finite number of at most {sys.float_info.max:.1e}."
 
     def judge(self, seed: int, name: str, given: object) -> tuple[bool, str]:
         """Return whether an answer is right, and a sentence on it."""
@@ -143,14 +149,16 @@ def value_in(source: str, name: str) -> float | str | None:
     """
     known: dict[str, float | str | None] = {}
     try:
-        statements = ast.parse(source).body
+        statements = parsed(source).body
     except SyntaxError as error:
-        raise ValueError(f"is no Python: {error.msg}") from error
+        raise ValueError(said_of(error)) from error
     for each in statements:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            target = each.targets[0].id
+        if not isinstance(each, ast.Assign | ast.AnnAssign) or each.value is None:
+            continue
+        target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0]
+        if isinstance(target, ast.Name):
             try:
-                known[target] = _value(each.value, known)
+                known[target.id] = _value(each.value, known)
             except (ArithmeticError, TypeError) as error:
                 raise ValueError(f"cannot be computed: {error}") from error
     return known.get(name)
@@ -167,7 +175,10 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             raise TypeError("arithmetic is for numbers")
         if isinstance(node.op, ast.Pow) and abs(right) * math.log10(abs(left) + 1) > MOST_DIGITS:
             raise TypeError("the power is too large")
-        return OPERATIONS[type(node.op)](left, right)
+        found = OPERATIONS[type(node.op)](left, right)
+        if isinstance(found, int) and found.bit_length() > MOST_DIGITS * math.log2(10):
+            raise TypeError("the result is too large")
+        return found
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATIONS:
         return OPERATIONS[type(node.op)](_value(node.operand, known))
     raise ValueError(

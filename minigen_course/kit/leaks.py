@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from minigen_course.handout.cells import parsed
 from minigen_course.kit.assignment import Item
 from minigen_course.kit.screen import OWN, first_name
 
@@ -77,7 +78,7 @@ def _leaks(file: Released, item: Item) -> Iterator[str]:
 def _statements(code: str) -> Iterator[str]:
     """Yield the statements of a piece of code that say something, each in one normal form."""
     try:
-        tree = ast.parse("\n".join(_plain(line) for line in code.splitlines()))
+        tree = parsed(code)
     except SyntaxError:
         return
     kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Expr, ast.Raise)
@@ -86,10 +87,6 @@ def _statements(code: str) -> Iterator[str]:
             text = ast.unparse(node)
             if len(text) >= SHORTEST:
                 yield text
-
-
-def _plain(line: str) -> str:
-    return "" if line.lstrip().startswith(("%", "!")) else line
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -105,7 +102,7 @@ def _lines(text: str) -> Iterator[str]:
 def _imports_part(code: str, name: str) -> bool:
     """Return whether code imports something of minigen that has a part's name."""
     try:
-        tree = ast.parse("\n".join(_plain(line) for line in code.splitlines()))
+        tree = parsed(code)
     except SyntaxError:
         return False
     return any(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from minigen_course.grading.stub import source_of
+from minigen_course.handout.cells import parsed
 
 OWN = ("minigen", "minigen_course")
 FRAMES = {"f_back", "f_globals", "f_locals", "tb_frame", "gi_frame", "cr_frame", "ag_frame"}
@@ -34,7 +35,7 @@ def screened(source: str, dotted: str, allowed: Sequence[str] = ()) -> list[Find
     `dotted` is the full name of the package's own part, and `allowed` are the dotted names that the
     stub imports. Raises `SyntaxError` for code that cannot be parsed.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = list(dict.fromkeys(_findings(tree, dotted, frozenset(allowed))))
     if same_code(source, source_of(dotted)):
         found.append(Finding("is the package's own code, statement by statement"))
@@ -107,7 +108,7 @@ def _bare(source: str) -> str:
     """Return a dump of the last definition of a source, without docstrings and annotations."""
     body = [
         node
-        for node in ast.parse(source).body
+        for node in parsed(source).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
     for top in body:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from minigen_course.handout.cells import parsed
+
 WINDOW = 12  # syntax nodes in a row that are compared as one piece
 SMALLEST = 40  # nodes: shorter answers are alike by nature
 ALIKE = 0.85  # share of common pieces from which a pair is shown
@@ -68,7 +70,7 @@ def pieces(source: str) -> frozenset[tuple[str, ...]]:
     True
     """
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError:
         return frozenset()
     nodes = [name for each in tree.body if not _is_import(each) for name in _nodes(each)]
