@@ -18,7 +18,7 @@ from minigen.errors import OptionError
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS, hunts_of
 from minigen_course.grading.stub import source_of
-from minigen_course.handout.answers import HUNT_MARK, MARK
+from minigen_course.handout.answers import HUNT_MARK, MARK, Definitions
 from minigen_course.handout.course_files import headings
 from minigen_course.handout.sheet import INSTALL, file_name, table_rows
 from minigen_course.handout.starter import cases_of
@@ -209,6 +209,67 @@ def test_a_later_import_does_not_stand_for_an_answer(tmp_path: Path) -> None:
     assert "0 of 5 pass." in output
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NEG = -1",
+        "SIZES = (1, 2)",
+        "SIZE: int = 4",
+        "LIMIT = 4 * 1024",
+        "INF = float('inf')",
+        "INF = -math.inf",
+        "f = lambda x, y=4: print(x)",
+        "ROWS = [[each, 2 * each] for each in range(4)]",
+        "TABLE = {'a': torch.float32}",
+        "both = list[int] | None",
+        "first, *rest = 1, 2, 3",
+    ],
+)
+def test_an_assignment_of_a_plain_value_is_kept(line: str) -> None:
+    definitions = Definitions()
+    assert len(definitions.read(f"import math, torch\n{line}\n")) == 2
+    assert definitions.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("x = torch.zeros(4)\ny = x[0]\nz = -y", "xyz"),
+        ("x = 4\nx = f()\ny = x", "xy"),
+        ("x += 1", "x"),
+        ("for x in range(4):\n    y = x", "xy"),
+        ("x = [f(each) for each in range(4)]", "x"),
+        ("x = lambda y=f(): y", "x"),
+        ("x = (y := 4)", "xy"),
+        ("if True:\n    def x(): pass", "x"),
+    ],
+)
+def test_what_may_compute_for_long_is_left_out(cell: str, names: str) -> None:
+    definitions = Definitions()
+    definitions.read("import torch\ndef f(): pass\n")
+    definitions.read(cell)
+    assert set(definitions.left_out) == set(names)
+
+
+def test_a_constant_of_a_file_is_set_and_a_computed_one_named(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    file = tmp_path / "exercises" / "22_paged" / "slots_of.py"
+    fill_in(file, "return [(block_ids[p // SIZE]) * block_size + p % SIZE for p in positions]")
+    text = file.read_text(encoding="utf-8").replace("SIZE", "(block_size + ZERO)")
+    file.write_text(f"{text}\nZERO = -1 + 1\n", encoding="utf-8-sig")
+    assert run("check", str(file))[0] == 0
+    file.write_text(f"{text}\nZERO = print()\n", encoding="utf-8")
+    code, output = run("check", str(file))
+    assert code == 1
+    assert "'ZERO' is not defined (line " in output
+    said = "The line `ZERO = print()` is not run: of a file, only imports"
+    assert said in output
+    case = next(each for each in cases_of("22", file.parent) if each.file == file)
+    with pytest.raises(NameError) as raised:
+        case.run()
+    assert said in raised.value.__notes__[0]
+
+
 def test_a_hunt_in_a_file_is_checked(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     code, output = run("check", str(tmp_path / "exercises" / "22_paged" / "hunt_slots.py"))
@@ -262,7 +323,10 @@ def test_every_check_of_a_chapter_is_a_case() -> None:
         assert len(cases) == number
 
 
-def test_a_file_that_is_no_notebook_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.ipynb").write_text(json.dumps({"cells": 3}), encoding="utf-8")
-    code, _ = run("check", str(tmp_path / "broken.ipynb"))
+@pytest.mark.parametrize("text", ['{"cells": 3}', "[]", "[" * 100_000])
+def test_a_file_that_is_no_notebook_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.ipynb"
+    path.write_text(text, encoding="utf-8")
+    code, said = run("check", str(path))
     assert code == 1
+    assert said.startswith(f"{path} cannot be read as a notebook (")

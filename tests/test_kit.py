@@ -18,6 +18,7 @@ from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS, hunts_of
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.workspace import exercise_files
+from minigen_course.kit import grade
 from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
 from minigen_course.kit.cli import chapters_in, course
 from minigen_course.kit.collect import Cell, Submission, candidates, collect
@@ -119,6 +120,16 @@ BODIES = {
     ),
     "frames": ("import sys; return sys._getframe(1).f_locals", 0.0, "reaches into the grading"),
     "half": ("return [", 0.0, "is no Python"),
+    "nested": (f"return {'+'.join('1' * 1500)}", 0.0, "nested deeper than 100 levels"),
+    "half a character": ("raise ValueError('\\ud800')", 0.0, ""),
+    "commands": (f"{RIGHT}\n\n%time slots_of([0], [0], 4)\n!ls", 5.0, ""),
+    "constants": (
+        "return [ZERO + each for each in right(block_ids, positions, block_size)]\n\n"
+        f"ZERO: int = -1 + len((0,))\nright = lambda block_ids, positions, block_size: {RIGHT[7:]}",
+        5.0,
+        "",
+    ),
+    "computes first": ("return TABLE\n\nTABLE = print(4)", 0.0, ""),
     "raises": ("return positions['x']", 0.0, ""),
 }
 
@@ -137,6 +148,9 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
         (folder / name).mkdir()
         (folder / name / "slots_of.py").write_text(text.replace(EMPTY, body), encoding="utf-8")
     (folder / "corrupt.ipynb").write_text("{", encoding="utf-8")
+    (folder / "lists.ipynb").write_text("[" * 100_000, encoding="utf-8")
+    marked = text.replace(EMPTY, RIGHT)
+    (folder / "byte order mark.py").write_text(marked, encoding="utf-8-sig")
     (folder / "nothing").mkdir()
     whole = exercise_files()["22_paged.ipynb"]
     (folder / "untouched_LATE_12_34_22_paged.ipynb").write_text(whole, encoding="utf-8")
@@ -163,6 +177,19 @@ def test_a_submission_gets_what_it_deserves(classroom: dict[str, Graded], name: 
     assert all(each.earned == 0 and each.why == "no answer" for each in others)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(classroom: dict[str, Graded]) -> None:
+    assert classroom["byte order mark"].grades[0].earned == 5
+
+
+def test_a_message_names_a_statement_that_is_not_run(classroom: dict[str, Graded]) -> None:
+    (first, *_) = classroom["computes first"].grades[0].failed
+    assert first.endswith(
+        "raised NameError: name 'TABLE' is not defined. The line `TABLE = print(4)` is not run: of "
+        "a file, only imports, functions, classes and plain values are. Compute TABLE inside the "
+        "part."
+    )
+
+
 def test_a_wrong_answer_gets_a_sentence_on_its_mistake(classroom: dict[str, Graded]) -> None:
     (first, *_) = classroom["wrong"].grades[0].failed
     assert first.startswith("check 1 of 4 (")
@@ -186,6 +213,7 @@ def test_the_packages_own_code_is_named_for_the_instructor(classroom: dict[str, 
 
 def test_a_broken_submission_is_a_sentence(classroom: dict[str, Graded]) -> None:
     assert classroom["corrupt"].problems[0].startswith("corrupt.ipynb cannot be read as a notebook")
+    assert "lists are nested too deeply" in classroom["lists"].problems[0]
     assert classroom["nothing"].problems == ("The folder nothing is empty.",)
 
 
@@ -264,8 +292,12 @@ def test_other_cells_help_and_do_not_harm(workers: ProcessPoolExecutor, tmp_path
         "this is no Python",
         "1 / 0",
         "import no_such_module",
+        "text = '\ud800'",
+        f"def unused(): return {'+'.join('1' * 1500)}",
+        "ONE = len((0,))",
+        "NONE = -ONE + 1",
         f"# exercise: {SLOTS}\ndef slots_of(block_ids, positions, block_size):\n    return "
-        "[block_ids[helper(p, block_size)[0]] * block_size + helper(p, block_size)[1] "
+        "[block_ids[helper(p, block_size)[0]] * block_size + helper(p, block_size)[1] + NONE "
         "for p in positions]",
         "from minigen.kv_cache.paged import slots_of",
     ]
@@ -275,6 +307,20 @@ def test_other_cells_help_and_do_not_harm(workers: ProcessPoolExecutor, tmp_path
     submission = Submission("me", (path,))
     found = workers.submit(grade_one, submission, assigned_in(["22"]), LIMITS).result()
     assert found["22_paged"][0].earned == 5, found["22_paged"][0]
+
+
+def test_an_answer_that_cannot_be_graded_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*given: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(grade, "_best", fail)
+    found = grade_one(Submission("me", ()), assigned_in(["22"])[:1], LIMITS, seed=1)["22_paged"]
+    parts = [each for each in found if each.name in exercises("22")]
+    assert {each.why for each in parts} == {"could not be graded: RecursionError: too deep"}
+    assert all(each.notes == (each.why,) for each in parts)
+    assert {each.why for each in found if each not in parts} == {"no answer"}
 
 
 def test_answers_that_never_end_use_up_the_time_of_their_submission(

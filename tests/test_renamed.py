@@ -173,7 +173,11 @@ def test_what_cannot_be_migrated_is_named(tmp_path: Path, name: str) -> None:
         migrate(tmp_path / name)
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.ipynb", b"{"), ("a.py", b"\xff\xfe")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.ipynb", b"{"), ("a.ipynb", b"[" * 100_000), ("a.py", b"\xff\xfe")],
+    ids=["cut", "nested", "bytes"],
+)
 def test_a_file_that_cannot_be_read_is_named_and_nothing_changes(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
@@ -201,6 +205,15 @@ def test_an_original_that_was_kept_is_never_overwritten(tmp_path: Path) -> None:
         assert migrate(path) == [path]
     assert (tmp_path / "part.py.before").read_text(encoding="utf-8") == OLD_PART
     assert (tmp_path / "part.py.before1").read_text(encoding="utf-8").endswith("# again")
+
+
+def test_a_notebook_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "part.ipynb"
+    notebook = {"cells": [{"cell_type": "code", "source": OLD_PART}]}
+    path.write_text(json.dumps(notebook), encoding="utf-8-sig")
+    assert migrate(path) == [path]
+    (cell,) = json.loads(path.read_bytes())["cells"]
+    assert cell["source"] == migrated(OLD_PART)
 
 
 def test_methods_with_common_names_are_renamed_only_in_a_prefix_cache() -> None:

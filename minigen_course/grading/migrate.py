@@ -155,9 +155,9 @@ def _before_and_after(path: Path) -> tuple[str, str]:
     """Return a file's text as it is, and with today's names."""
     what = "a notebook" if path.suffix == ".ipynb" else "Python code"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return text, _notebook(text) if path.suffix == ".ipynb" else migrated(text)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OptionError(f"{path} cannot be read as {what} ({error}).") from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from minigen_course.grading.exercise import Check, Exercise, Wrong, exercises
 from minigen_course.grading.hunt import Caught, Hunt, cell_of, hunts_of
 from minigen_course.grading.stub import STILL_EMPTY, is_stub
-from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in
+from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in, cells_of, explained
 from minigen_course.handout.sheet import HUNT_RULES, file_name, measures, runs_engine
 
 WIDTH = 96
@@ -129,6 +129,9 @@ class Case:
             raise Wrong(f"{(self.check.__doc__ or '').strip()} {wrong}") from None
         except NotImplementedError:
             raise Wrong(f"{self.name} {STILL_EMPTY}") from None
+        except NameError as error:
+            error.add_note(explained(str(error), cells_of(self.file)))
+            raise
 
     def _part(self, names: Any) -> Any:
         if self.hunted is None:

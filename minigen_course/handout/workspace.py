@@ -13,7 +13,14 @@ from minigen_course.grading.check import judge
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, hunts_of
 from minigen_course.grading.stub import STILL_EMPTY
-from minigen_course.handout.answers import HUNT_MARK, MARK, answers_in, marks_in
+from minigen_course.handout.answers import (
+    HUNT_MARK,
+    MARK,
+    answers_in,
+    cells_of,
+    explained,
+    marks_in,
+)
 from minigen_course.handout.course_files import REPOSITORY, headings, notebooks_folder
 from minigen_course.handout.sheet import exercise_notebook, listing
 from minigen_course.handout.starter import files_of
@@ -177,7 +184,7 @@ def _standing(
             result = judge(chapter, name, take(names), which=str(seed))
         if result.passed:
             return Standing(chapter, name, True, result.message)
-        messages.append(result.message)
+        messages.append(explained(result.message, cells_of(path)))
     started = [each for each in messages if each != STILL_EMPTY]
     message = next(iter(started or messages), "has no cell in this workspace")
     return Standing(chapter, name, False, message)

@@ -1,6 +1,7 @@
 """Find submissions in a folder as Canvas, Moodle or a person left them, and the answers in them."""
 
 import ast
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigen.errors import OptionError
-from minigen_course.handout.answers import cells_of, defined_by, definitions_in
+from minigen_course.handout.answers import Definitions, cells_of, defined_by
 
 CANVAS = re.compile(r"(?P<student>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<name>.+)")
 MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<name>.*)")
@@ -106,13 +107,14 @@ def _name(owner: _Owner, num_namesakes: int) -> str:
 
 
 def _owner(path: Path) -> tuple[_Owner, bool]:
-    moodle = MOODLE.fullmatch(path.name)
+    name = os.fsencode(path.name).decode("utf-8", "backslashreplace")  # as it can be written
+    moodle = MOODLE.fullmatch(name)
     if moodle:
         return _Owner(moodle["student"], moodle_id=moodle["id"]), False
-    canvas = None if path.is_dir() else CANVAS.fullmatch(path.name)
+    canvas = None if path.is_dir() else CANVAS.fullmatch(name)
     if canvas:
         return _Owner(canvas["student"], canvas_id=canvas["id"]), bool(canvas["late"])
-    return _Owner(path.name if path.is_dir() else path.stem), False
+    return _Owner(name if path.is_dir() else Path(name).stem), False
 
 
 def handed_in_as(path: Path) -> str:
@@ -169,9 +171,10 @@ def candidates(files: Iterable[Path], mark: str, name: str) -> Iterator[Candidat
 
 def _runnable(cells: Iterable[str], own: str) -> Iterator[Cell]:
     """Yield the definitions of the cells that can be parsed; always those of the answer's own."""
+    definitions = Definitions()
     for each in cells:
         try:
-            statements = definitions_in(each)
+            statements = definitions.read(each)
         except SyntaxError:
             if each is own:
                 yield Cell(each, True)
@@ -182,7 +185,7 @@ def _runnable(cells: Iterable[str], own: str) -> Iterator[Cell]:
 
 def _defines(source: str, name: str) -> bool:
     try:
-        statements = definitions_in(source)
+        statements = Definitions().read(source)
     except SyntaxError:
         return False
     return name in defined_by(statements)

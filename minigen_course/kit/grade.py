@@ -9,7 +9,7 @@ import importlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +21,8 @@ import torch
 from minigen_course.grading.question import MARK as QUESTION
 from minigen_course.grading.question import Question, questions, value_in
 from minigen_course.grading.varied import varied_of
-from minigen_course.handout.answers import cells_of
+from minigen_course.handout.answers import cells_of, explained
+from minigen_course.handout.cells import said_of
 from minigen_course.kit import engine_run
 from minigen_course.kit.box import OUT_OF_TIME, Limits, Outcome, judge_in_box
 from minigen_course.kit.collect import Candidate, Submission, candidates
@@ -29,7 +30,7 @@ from minigen_course.kit.screen import screened
 from minigen_course.kit.tasks import Assigned, Task, tasks_of
 
 NOT_YET = "not graded yet"  # what stands for the marks of an answer in words at first
-RULES = 6  # of grading: results of other rules are graded again
+RULES = 7  # of grading: results of other rules are graded again
 
 
 @dataclass(frozen=True)
@@ -150,14 +151,27 @@ def grade_one(
     found = {}
     stopped: list[str] = []  # the tasks whose answers were stopped
     for assigned in assignments:
-        grades = [_best(submission, task, limits, stopped) for task in tasks_of(assigned, seed)]
+        grades = []
+        for task in tasks_of(assigned, seed):
+            nothing = Grade(task.chapter, task.name, task.points, 0.0, len(task.checks), 0)
+            best = partial(_best, submission, task, limits, stopped)
+            grades.append(_apart(best, nothing))
         if seed is not None and not assigned.is_hunt:
-            grades += [
-                _answer(submission, assigned.chapter, name, question, seed)
-                for name, question in questions(assigned.chapter).items()
-            ]
+            for name, question in questions(assigned.chapter).items():
+                nothing = Grade(assigned.chapter, name, question.points, 0.0, 1, 0)
+                answer = partial(_answer, submission, assigned.chapter, name, question, seed)
+                grades.append(_apart(answer, nothing))
         found[assigned.name] = tuple(replace(each, assignment=assigned.name) for each in grades)
     return found
+
+
+def _apart(grade: Callable[[], Grade], nothing: Grade) -> Grade:
+    """Return a grade; if that fails, none that is known, with a note, so that others get theirs."""
+    try:
+        return grade()
+    except Exception as error:
+        why = f"could not be graded: {type(error).__name__}: {str(error)[:300]}"
+        return replace(nothing, why=why, notes=(why,))
 
 
 def _best(submission: Submission, task: Task, limits: Limits, stopped: list[str]) -> Grade:
@@ -176,8 +190,7 @@ def _grade(candidate: Candidate, task: Task, limits: Limits, stopped: list[str])
     try:
         findings = screened(candidate.own, task.dotted, task.stub_imports)
     except SyntaxError as error:
-        why = f"is no Python: {error.msg} (line {error.lineno} of the cell)"
-        return made(0.0, len(task.checks), 0, (), why, candidate.notes, candidate.own)
+        return made(0.0, len(task.checks), 0, (), said_of(error), candidate.notes, candidate.own)
     notes = (*candidate.notes, *(each.what for each in findings))
     barred = next((each for each in findings if each.barred), None)
     if barred:
@@ -194,8 +207,10 @@ def _grade(candidate: Candidate, task: Task, limits: Limits, stopped: list[str])
     if outcome.ended.startswith(OUT_OF_TIME):
         stopped.append(task.name)
     earned, why = _marks(outcome, task)
+    sources = cells_of(candidate.file)
+    why = explained(why, sources)
     failed = tuple(
-        f"check {number} of {outcome.num_checks} {outcome.failed[number]}"
+        f"check {number} of {outcome.num_checks} {explained(outcome.failed[number], sources)}"
         for number in sorted(outcome.failed)
     )
     run, no_run = outcome.seen, outcome.unseen
@@ -262,7 +277,7 @@ def _key(submission: Submission, limits: Limits, seed: int | None) -> str:
     """Return a name for what a result depends on: the files' bytes, and the settings."""
     found = hashlib.sha256(json.dumps([RULES, asdict(limits), seed]).encode())
     for path in submission.files:
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
+        found.update(os.fsencode(path.name) + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 
