@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -24,10 +26,18 @@ from minigen_course.kit.collect import Submission, collect
 from minigen_course.kit.for_nbgrader import source_notebook
 from minigen_course.kit.grade import Grade, Graded, grade_one
 from minigen_course.kit.report.feedback import feedback
-from minigen_course.kit.report.folder import left_out
+from minigen_course.kit.report.folder import left_out, write_all
 from minigen_course.kit.report.marks import canvas, moodle
 from minigen_course.kit.report.summary import summary
-from minigen_course.kit.report.words import PAGE, WORDS, Table, answers_of, read_table, write_table
+from minigen_course.kit.report.words import (
+    PAGE,
+    WORDS,
+    Table,
+    answers_of,
+    read_table,
+    write,
+    write_table,
+)
 from minigen_course.kit.tasks import Assigned, assigned_in, handed_in, named
 from tests.known_answers import graders
 
@@ -240,6 +250,33 @@ def test_an_answer_in_words_is_found_with_and_without_metadata(
     assert found == {("ada", "22", "why_blocks"): expected}
     path = save(tmp_path / "bob" / "22_paged.ipynb", released)
     assert answers_of([Submission("bob", (path,))], [PAGED]) == {}
+
+
+def test_half_a_character_stops_no_report(tmp_path: Path) -> None:
+    """An answer's message, code and words may have it."""
+    half = "\ud83d"
+    cells = [{"cell_type": "markdown", "source": text} for text in ("## why_blocks", half)]
+    path = save(tmp_path / "class" / "22_paged.ipynb", {"cells": cells})
+    ada = Submission("ada", (path,))
+    grade = Grade(
+        "22", "slots_of", 5, 0.0, 1, 0, (half,), half, (half,), half, "", half, "22_paged"
+    )
+    (found,) = write(tmp_path, [Graded("ada", False, (half,), (grade,))], [ada], [PAGED], Table())
+    write_all([found], tmp_path)
+    for name in (PAGE, "marks.csv", "summary.md", "feedback/ada.html"):
+        assert "\\ud83d" in (tmp_path / name).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_file_with_a_name_in_another_encoding_is_graded(tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    (folder / os.fsdecode("Zoë.py".encode("latin-1"))).write_text("x = 1\n", encoding="utf-8")
+    words = ["grade", str(folder), "--chapters", "22", "--assignment", "22_paged_hunt"]
+    found = CliRunner().invoke(course, words)
+    assert found.exit_code == 0, found.output
+    (_, row) = rows_of(tmp_path / "class-grades" / "marks.csv")
+    assert row[0] == "Zo\\xeb"
 
 
 def graded(student: str = "ada", **ids: str) -> Graded:

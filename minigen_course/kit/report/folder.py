@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minigen_course.kit.grade import Graded
 from minigen_course.kit.report.feedback import feedback
-from minigen_course.kit.report.marks import CANVAS, MOODLE, write_marks
+from minigen_course.kit.report.marks import CANVAS, MOODLE, write_marks, write_whole
 from minigen_course.kit.report.summary import summary
 
 SUMMARY, FEEDBACK = "summary.md", "feedback"
@@ -19,9 +19,9 @@ def write_all(graded: Sequence[Graded], folder: Path) -> list[Path]:
     written = write_marks(ordered, folder)
     for each in ordered:
         path = folder / FEEDBACK / f"{safe_name(each.student)}.html"
-        path.write_text(feedback(each), encoding="utf-8")
+        write_whole(path, feedback(each))
         written.append(path)
-    (folder / SUMMARY).write_text(summary(ordered), encoding="utf-8")
+    write_whole(folder / SUMMARY, summary(ordered))
     return [*written, folder / SUMMARY]
 
 

@@ -6,6 +6,7 @@ Identifier, Grade and "Last modified (grade)" (an English Moodle calls them so).
 """
 
 import csv
+import io
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -43,9 +44,15 @@ def write_marks(graded: Sequence[Graded], folder: Path) -> list[Path]:
 
 def write_rows(path: Path, rows: Iterable[Sequence[str]], delimiter: str = ",") -> None:
     """Write a table, whole or not at all."""
+    table = io.StringIO(newline="")
+    csv.writer(table, delimiter=delimiter).writerows(rows)
+    write_whole(path, table.getvalue())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text, whole or not at all; half a character, which UTF-8 refuses, as `\\ud800`."""
     unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, delimiter=delimiter).writerows(rows)
+    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
     os.replace(unfinished, path)
 
 

@@ -5,7 +5,6 @@ What a person typed into the table stays as it is; only rows of new answers are 
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,10 +15,11 @@ from typing import Any
 
 from minigen.errors import OptionError
 from minigen_course.grading.question import Written, written
+from minigen_course.handout.answers import notebook_cells
 from minigen_course.kit.collect import Submission
 from minigen_course.kit.grade import NOT_YET, Grade, Graded
 from minigen_course.kit.report.feedback import page, rubric
-from minigen_course.kit.report.marks import plain, write_rows
+from minigen_course.kit.report.marks import plain, write_rows, write_whole
 from minigen_course.kit.tasks import Assigned
 
 WORDS, PAGE = "words.csv", "words.html"
@@ -67,7 +67,7 @@ def write(
     found = [with_words(each, assignments, answers, table) for each in graded]
     if answers:
         write_table(folder / WORDS, table, answers)
-        (folder / PAGE).write_text(words_page(found), encoding="utf-8")
+        write_whole(folder / PAGE, words_page(found))
     return found
 
 
@@ -95,7 +95,7 @@ def _answer_in(path: Path, chapter: str, name: str, question: Written) -> str:
     """Return the answer in a notebook: nbgrader's own cell, or what follows the question."""
     if path.suffix != ".ipynb":
         return ""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = notebook_cells(path)
     for cell in cells:
         metadata = cell.get("metadata", {}) if isinstance(cell, dict) else {}
         found = metadata.get("nbgrader", {}) if isinstance(metadata, dict) else {}
