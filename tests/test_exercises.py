@@ -5,9 +5,12 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
 from minigen_course.grading.judge import verdict_on
@@ -108,6 +111,36 @@ def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
         if name not in equivalent and passes_in_time(exercise, part, patience)
     ]
     assert not survivors
+
+
+def damaged(value: Any) -> bool:
+    """Change a tensor, array, list or dict in place, and return whether it was one."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value[...] = 1 - value if value.dtype not in (torch.bool, bool) else ~value
+    elif isinstance(value, list) and value:
+        value.append(value.pop(0))
+        value.append(value[0])
+    elif isinstance(value, dict) and value:
+        value.clear()
+    else:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", EXERCISES, ids="-".join)
+def test_a_part_that_changes_its_arguments_after_its_work_is_refused(key: tuple[str, str]) -> None:
+    exercise, num_damaged = exercise_of(key), 0
+    if not isinstance(exercise.solution, FunctionType):
+        return
+
+    def part(*given: Any) -> Any:
+        nonlocal num_damaged
+        found = exercise.solution(*given)
+        num_damaged += sum(map(damaged, given))
+        return found
+
+    passed, _ = verdict_on(exercise.checks, part)
+    assert not (passed and num_damaged)
 
 
 @pytest.mark.parametrize("key", EXERCISES, ids="-".join)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from minigen_course.ch12_tokenizer import reference
-from minigen_course.grading.exercise import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal, of_pure_part
 from minigen_course.lab.texts import ALICE, HARD_UNICODE
 
 BY_HAND = {b"the": 4, b"then": 2, b"ten": 3, b"hen": 2}
@@ -400,7 +400,7 @@ ENCODED = (
 )
 
 CHECKS = {
-    "most_common_pair": (
+    "most_common_pair": of_pure_part(
         the_pair_with_the_highest_count_is_found,
         a_word_counts_as_often_as_it_occurs,
         pairs_do_not_cross_words,

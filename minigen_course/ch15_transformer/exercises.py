@@ -21,7 +21,7 @@ from minigen.model.layers import (
 from minigen.model.transformer import Layer, project_qkv, run_layer
 from minigen_course.ch15_transformer.lesson import TinyModel, tiny_model
 from minigen_course.ch15_transformer.reference import prompt_flops, run_parallel_layer, token_flops
-from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal, of_pure_part
 from minigen_course.lab.cost_model import config_of
 from minigen_course.lab.small_model import EPS, HEAD_DIM, HIDDEN, Product, random_layer
 
@@ -467,7 +467,7 @@ CHECKS = {
         attention_adds_to_x,
         parallel_halves_read_the_same_norm,
     ),
-    "project_qkv": (
+    "project_qkv": of_pure_part(
         each_part_has_its_own_heads,
         values_are_not_rotated,
         queries_and_keys_are_rotated_by_position,

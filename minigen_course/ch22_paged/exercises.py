@@ -9,7 +9,13 @@ from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
 from minigen.model.attention import attention
-from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_steps
+from minigen_course.grading.exercise import (
+    expect,
+    expect_close,
+    expect_equal,
+    num_steps,
+    of_pure_part,
+)
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")
@@ -305,7 +311,7 @@ def large_scores_do_not_overflow(part: Any) -> None:
 
 
 CHECKS = {
-    "slots_of": (
+    "slots_of": of_pure_part(
         one_block_gives_its_offsets,
         blocks_need_not_be_adjacent,
         positions_may_start_anywhere,
@@ -328,7 +334,7 @@ CHECKS = {
         gather_returns_a_copy,
         whole_blocks_are_copied_in_all_layers,
     ),
-    "attend_by_block": (
+    "attend_by_block": of_pure_part(
         blocks_are_attended_one_after_another,
         only_the_sequences_own_tokens_count,
         large_scores_do_not_overflow,

@@ -10,7 +10,7 @@ from minigen.quantization.gptq import inverse_factor
 from minigen.quantization.mixed import Choice, choose_exhaustively
 from minigen_course.ch35_quantization import grid_checks
 from minigen_course.ch35_quantization.grid_checks import drawn, expect_tensor, grouped
-from minigen_course.grading.exercise import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal, of_pure_part
 
 SearchFactors = Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], float]
 RoundColumns = Callable[[Tensor, Tensor, Callable[[Tensor, int], Tensor]], Tensor]
@@ -356,7 +356,7 @@ CHECKS = {
         each_column_has_its_grid,
         real_factors,
     ),
-    "choose_bits": (
+    "choose_bits": of_pure_part(
         one_matrix,
         the_gain_per_byte_decides,
         what_does_not_fit_is_left_out,

@@ -12,7 +12,7 @@ import numpy as np
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.sequence import num_matching
 from minigen.speculative.ngram import NgramIndex
-from minigen_course.grading.exercise import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal, of_pure_part
 
 NgramDrafts = Callable[[Sequence[int], int, int, int], list[int]]
 AcceptedTokens = Callable[[Sequence[int], Sequence[int]], list[int]]
@@ -484,7 +484,7 @@ CHECKS = {
         costs_with_a_step,
         random_costs,
     ),
-    "tree_mask": (
+    "tree_mask": of_pure_part(
         a_chain,
         seven_nodes,
         several_first_drafts,

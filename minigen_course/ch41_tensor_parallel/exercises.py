@@ -15,7 +15,7 @@ from minigen.model.layers import rms_norm, rotary_frequencies, rotary_tables, sw
 from minigen.model.transformer import Layer, project_qkv, run_layer
 from minigen.parallel.comm import Comm, SoloComm, run_ranks
 from minigen_course.ch41_tensor_parallel.lesson import run_split_layer
-from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal, of_pure_part
 from minigen_course.lab.small_model import (
     EPS,
     FFN,
@@ -476,7 +476,7 @@ def nothing_is_copied(part: Any) -> None:
 CHECKS = {
     "choose_all_reduce": ALL_REDUCE_CHECKS,
     "ring_all_reduce": (every_rank_of_the_ring_has_the_sum, the_ring_takes_two_n_minus_two_turns),
-    "fused_rows": (
+    "fused_rows": of_pure_part(
         gate_and_up_are_each_cut,
         parts_may_have_different_sizes,
         one_matrix_and_one_rank,

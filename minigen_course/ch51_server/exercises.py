@@ -36,7 +36,7 @@ class Stage:
         self.num_given_up += 1
 
     async def begin(self, part: Events) -> AsyncIterator[bytes]:
-        stream: Any = part(self.tokens(), HEAD, self.give_up)
+        stream: Any = part(self.tokens(), dict(HEAD), self.give_up)
         if inspect.iscoroutine(stream):
             await stream
             raise Wrong(

@@ -22,7 +22,7 @@ from minigen_course.ch53_structured_output.automaton import (
     text,
     trie_of,
 )
-from minigen_course.grading.exercise import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal, of_pure_part
 
 StillDue = Callable[[str, str], str | None]
 Derivative = Callable[[Regex, int], Regex]
@@ -487,7 +487,7 @@ CHECKS = {
         masks_are_shared_and_unchanged,
         a_fork_is_separate,
     ),
-    "pattern_of_schema": (
+    "pattern_of_schema": of_pure_part(
         names_and_separators,
         integers,
         strings,

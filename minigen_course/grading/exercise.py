@@ -6,13 +6,14 @@ A failed comparison says where two values differ and what was expected.
 import importlib
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -176,6 +177,38 @@ def expect_close(
         f"{what}: {int((~close).sum())} of {close.numel()} numbers differ, first at {where}: "
         f"{mine[tuple(place)]:.6g}; it should be {right[tuple(place)]:.6g}."
     )
+
+
+def of_pure_part(*checks: Check) -> tuple[Check, ...]:
+    """Return checks that also raise `Wrong` if a call of the part changes one of its arguments.
+
+    Tensors, arrays, lists and dicts are compared, also one inside another.
+    """
+    return tuple(map(_of_pure_part, checks))
+
+
+def _of_pure_part(check: Check) -> Check:
+    @wraps(check)
+    def checked(part: Any) -> None:
+        def called(*given: Any) -> Any:
+            before = _state(given)
+            found = part(*given)
+            for number, (now, then) in enumerate(zip(_state(given), before, strict=True), 1):
+                expect(now == then, f"changed its argument {number}, which must stay as it was.")
+            return found
+
+        check(called)
+
+    return checked
+
+
+def _state(value: Any) -> Any:
+    """Return what a later change of a tensor, array, list or dict changes, to be compared."""
+    if isinstance(value, Tensor | np.ndarray):
+        return repr(value.tolist())
+    if isinstance(value, Mapping):
+        return [(key, _state(each)) for key, each in value.items()]
+    return list(map(_state, value)) if isinstance(value, list | tuple) else value
 
 
 def num_steps(call: Callable[[], object]) -> int:
