@@ -8,16 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from minigen.errors import OptionError
 from minigen_course.grading.award import answered, award, award_answer, award_hunt, passes_check
+from minigen_course.grading.check import Result
 from minigen_course.grading.exercise import CHAPTERS, Wrong, exercises
 from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.judge import verdicts_on
 from minigen_course.grading.question import questions
 from minigen_course.grading.stub import source_of
 from minigen_course.handout.course_files import headings
@@ -308,6 +312,30 @@ def test_cells_award_shares_and_say_why_not(capsys: pytest.CaptureFixture[str]) 
     answered(22, num_blocks=1)
     with pytest.raises(Wrong, match="no answer yet"):
         answered(22, num_blocks=None)
+
+
+def test_a_part_is_judged_again_only_if_it_or_a_function_that_it_calls_was_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[Any] = []
+
+    def judge_here(chapter: str, name: str, part: Any, *_: object) -> Result:
+        judged.append(part)
+        said = list(verdicts_on(exercises(chapter)[name].checks, part))
+        return Result(name, not any(said), "".join(said), tuple(not each for each in said))
+
+    monkeypatch.setattr("minigen_course.grading.award.judge", judge_here)
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec("def slots_of(*given): return helper(*given)", cell)
+    parts = cell["slots_of"], torch.zeros(3)
+    exec(HALF.replace("slots_of", "helper"), cell)
+    for part in parts:
+        for _ in range(2):
+            with pytest.raises(Wrong):
+                passes_check(22, 4, slots_of=part)
+    exec(RIGHT.replace("slots_of", "helper"), cell)
+    passes_check(22, 4, slots_of=cell["slots_of"])
+    assert [type(each) for each in judged] == [FunctionType, torch.Tensor, FunctionType]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("C", "C.UTF-8"), ("C.UTF-8", None)])

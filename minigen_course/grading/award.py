@@ -7,12 +7,12 @@ cell is its marks, so a grader that reads such values gives a share of a cell's 
 from collections.abc import Mapping
 from typing import Any
 
-from minigen_course.grading.check import SECONDS, Result, judge
+from minigen_course.grading.check import SECONDS, Result, judge, pickled
 from minigen_course.grading.exercise import Wrong, exercises
 from minigen_course.grading.hunt import Caught, hunt_of
 from minigen_course.grading.question import questions
 
-_JUDGED: dict[tuple[str, str, str], tuple[Any, Result]] = {}  # with the part that was judged
+_JUDGED: dict[tuple[str, str, str], tuple[bytes, Result]] = {}  # with the part that was judged
 
 
 def award(chapter: int, points: float, *, seed: int | None = None, **part: Any) -> float:
@@ -89,9 +89,13 @@ def _judged(chapter: int, part: Mapping[str, Any], which: str) -> Result:
         handed_in = Caught(*given)
     elif given is exercises(number)[name].solution:
         raise Wrong(f"{name} is the package's own part, not yours.")
+    try:
+        sent = pickled(handed_in)  # with all that it uses, so that a mended helper is judged again
+    except Exception:
+        return judge(number, name, handed_in, SECONDS, which)  # which says why
     known = _JUDGED.get((number, name, which))
-    if known is None or known[0] != given:
-        known = given, judge(number, name, handed_in, SECONDS, which)
+    if known is None or known[0] != sent:
+        known = sent, judge(number, name, handed_in, SECONDS, which)
         _JUDGED[number, name, which] = known
     return known[1]
 

@@ -84,11 +84,11 @@ def judge(
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
         try:
-            pickled = _pickled(part)
+            sent = pickled(part)
         except Exception as error:
             return Result(name, False, f"cannot be sent to the checking process: {error}")
         given, said = Path(folder) / "part.pickle", Path(folder) / "stderr.txt"
-        given.write_bytes(pickled)
+        given.write_bytes(sent)
         command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, name]
         with given.open("rb") as stdin, said.open("wb") as stderr:
             process = subprocess.Popen(
@@ -153,7 +153,8 @@ class _Unwrapping(cloudpickle.Pickler):
         return super().reducer_override(found)
 
 
-def _pickled(part: Any) -> bytes:
+def pickled(part: Any) -> bytes:
+    """Return a part and all that it uses of its notebook, as the checking process gets it."""
     buffer = io.BytesIO()
     _Unwrapping(buffer).dump(part)
     return buffer.getvalue()
