@@ -1,7 +1,9 @@
 """Arrivals run by a simulated clock, events become stories, and figures show their numbers."""
 
 import ast
+from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -367,6 +369,47 @@ def test_a_package_part_is_imported_and_a_state_is_refused(
     assert text == "from minigen_course.ch24_scheduler.lesson import ChunkingScheduler\n"
     with pytest.raises(ValueError, match=r"STATE is .* cannot be written"):
         save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "written"),
+    [
+        ("from random import choice", "choice([1])", "from random import choice"),
+        ("from torch import zeros as none", "none(1).sum()", "from torch import zeros as none"),
+        ("from pathlib import Path", "Path('x').name", "from pathlib import Path"),
+        ("def f(): return 1\ndef f(): return 2\ng = f", "g()", "def f(): return 2"),
+        ("def f(): return 1\nclass A:\n    def f(self): return 3", "f()", "def f(): return 1"),
+        ("def f(): return (5\n    % 3)", "f()", "    % 3)"),
+        ("def f(): return 1\ng = f\ndef f(): return 2", "g()", None),
+        ("import torch\nx = torch.zeros(3)", "x", None),
+        ("import re\nx = re.compile('a')", "x", None),
+        ("import logging\nlog = logging.getLogger('x')", "log", None),
+        ("from functools import partial\nx = partial(max, 3)", "x", None),
+        ("from minigen import LLM\nload = LLM.load", "load", None),
+        ("x = int | float", "x", None),
+    ],
+)
+def test_what_a_file_imports_or_defines_is_what_the_notebook_used(
+    cells: InteractiveShell, tmp_path: Path, before: str, value: str, written: str | None
+) -> None:
+    code = (
+        f"{before}\nclass Used:\n    value = staticmethod(lambda: {value})\n    def f(self): pass"
+    )
+    assert cells.run_cell(code).success
+    if written is None:
+        with pytest.raises(ValueError, match=r"which cannot be written|is an earlier f"):
+            save_part(cells.user_ns["Used"], tmp_path / "used.py")
+        assert not (tmp_path / "used.py").exists()
+        return
+    save_part(cells.user_ns["Used"], tmp_path / "used.py")
+    loaded = run_path(str(tmp_path / "used.py"))
+    assert loaded["Used"].value() == cells.user_ns["Used"].value()
+    assert written in (tmp_path / "used.py").read_text("utf-8")
+
+
+def test_a_value_without_a_name_is_no_part(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="save a class or a function"):
+        save_part(partial(max, 3), tmp_path / "part.py")
 
 
 @pytest.mark.parametrize("kind", [SlotScheduler, ChunkingScheduler, PreemptingScheduler])

@@ -17,6 +17,8 @@ def save_part(part: Any, path: str | Path) -> str:
     values that the notebook defines are written to the file; everything else is imported from its
     module. Raises `ValueError` for a value that can be neither written nor imported.
     """
+    if not isinstance(getattr(part, "__name__", None), str):
+        raise ValueError(f"{part!r:.60} has no name of its own; save a class or a function.")
     writer = _Writer(vars(sys.modules["__main__"]))
     writer.write(part.__name__, part)
     path = Path(path)
@@ -43,10 +45,9 @@ class _Writer:
             return
         if isinstance(found, ModuleType):
             self._import(f"import {found.__name__}", found.__name__, name)
-        elif getattr(found, "__module__", "__main__") != "__main__":
-            module, own = found.__module__, getattr(found, "__qualname__", name)
-            self._import(f"from {module} import {own}", own, name)
-        elif isinstance(found, type | FunctionType):
+        elif own := _own_name(found, name):
+            self._import(f"from {found.__module__} import {own}", own, name)
+        elif isinstance(found, type | FunctionType) and found.__module__ == "__main__":
             self._define(name, found)
         else:
             self._state(name, found)
@@ -55,7 +56,14 @@ class _Writer:
         self.imports.add(line if own == name else f"{line} as {name}")
 
     def _define(self, name: str, found: type | FunctionType) -> None:
+        own = found.__name__
         source = _source(found)
+        if name != own:
+            if self.names.get(own) is not found:
+                raise ValueError(f"{name} is an earlier {own}; define it under its own name.")
+            self.write(own, found)
+            self.definitions[name] = f"{name} = {own}"
+            return
         self.definitions[name] = ""  # so that a recursive one is not written twice
         for used in _used(source):
             if used in self.names and used != name and not hasattr(builtins, used):
@@ -75,25 +83,33 @@ class _Writer:
         self.definitions[name] = f"{name} = {text}"
 
 
+def _own_name(found: Any, name: str) -> str | None:
+    """Return a name by which an object can be imported from its module, `name` if it is one."""
+    module = getattr(found, "__module__", None)
+    if module in (None, "__main__") or module not in sys.modules:
+        return None
+    names = vars(sys.modules[module])
+    usual = (name, getattr(found, "__name__", name))
+    return next((each for each in (*usual, *names) if names.get(each) is found), None)
+
+
 def _source(found: type | FunctionType) -> str:
-    """Return the source, found through a function's code, which names its cell."""
+    """Return the source, found through a function's code, which names its cell and its line."""
     functions = [found] if isinstance(found, FunctionType) else vars(found).values()
+    kinds = ast.ClassDef if isinstance(found, type) else ast.FunctionDef | ast.AsyncFunctionDef
     for each in functions:
         function = inspect.unwrap(each) if isinstance(each, FunctionType) else each
         if not isinstance(function, FunctionType):
             continue
-        lines = linecache.getlines(function.__code__.co_filename)
-        for node in ast.walk(ast.parse(_without_magics(lines))):
-            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        code = function.__code__
+        lines = linecache.getlines(code.co_filename)
+        for node in ast.walk(ast.parse("".join(lines))):
             if isinstance(node, kinds) and node.name == found.__name__:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                return "".join(lines[first - 1 : node.end_lineno]).rstrip()
+                last = node.end_lineno or first
+                if first <= code.co_firstlineno <= last:
+                    return "".join(lines[first - 1 : last]).rstrip()
     raise ValueError(f"{found.__name__} has no source to write to a file; define it in a cell.")
-
-
-def _without_magics(lines: list[str]) -> str:
-    """Join the lines, and empty those of IPython's own commands (%, !)."""
-    return "".join("\n" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
 def _used(source: str) -> list[str]:
