@@ -1,6 +1,7 @@
 """Bug hunts check tests and parts: good ones pass, bad ones get a message with the mistake."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_good_tests_pass_with_good_parts(hunted: Hunt, catches: Catches) -> None
     for test, part in pairs:
         passed, message = judged(hunted, test, part)
         assert passed, f"{test} with {part}: {message}"
+
+
+@pytest.mark.parametrize("end", [pytest.fail, sys.exit])
+def test_a_test_may_fail_as_a_test_of_pytest_does(hunted: Hunt, end: Any) -> None:
+    def test(part: Any) -> None:
+        try:
+            hunted.test(part)
+        except Exception as error:
+            end(str(error))
+
+    passed, message = judged(hunted, test, hunted.mended)
+    assert passed, message
 
 
 def test_bad_tests_get_a_message_with_what_they_miss(hunted: Hunt, catches: Catches) -> None:

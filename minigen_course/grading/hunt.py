@@ -6,6 +6,7 @@ on parts with a related mistake, and pass on correct parts, however they are wri
 
 import ast
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -208,8 +209,14 @@ def _failure(test: Test, part: Any) -> str | None:
         returned = test(part)
     except NotImplementedError:
         raise
-    except Exception as error:
+    except _failures() as error:
         return " ".join(f"{type(error).__name__} {error}".split())
     if returned is not None:
         raise Wrong(f"it returned {returned!r}; a test states what must hold with `assert`.")
     return None
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """Return what a test that fails may raise; the error of `pytest.raises` is no `Exception`."""
+    pytest = sys.modules.get("pytest")
+    return (Exception, SystemExit, *([pytest.fail.Exception] if pytest else []))
