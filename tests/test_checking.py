@@ -3,12 +3,16 @@
 import os
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from minigen_course.grading.check import check, judge
 from tests.answers.ch16_sampling import top_p_by_sorting, wrong_top_p
+from tests.waiting import wait_until
 
 
 def stub(*_: Any) -> Any:
@@ -52,6 +56,24 @@ def test_no_part_crashes_the_check_or_passes_by_ending_it(
     result = judge("16", "keep_top_p", part, seconds=seconds)
     assert not result.passed
     assert words in result.message
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("then", [lambda: None, loops], ids=["returns", "loops"])
+def test_a_process_that_a_part_starts_ends_with_its_check(tmp_path: Path, then: Any) -> None:
+    started = tmp_path / "started"
+
+    def starts_another(*_: Any) -> Any:
+        child = os.fork()
+        if child == 0:
+            threading.Event().wait()
+        started.write_text(str(child), encoding="utf-8")
+        then()
+
+    assert not judge("16", "keep_top_p", starts_another, seconds=3).passed
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(started.read_text(encoding="utf-8")))
+        wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)  # or there is no such process
 
 
 def test_a_stub_is_reported_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

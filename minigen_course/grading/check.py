@@ -7,7 +7,9 @@ counts as passed.
 import inspect
 import io
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,6 +98,7 @@ def judge(
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
+                start_new_session=True,
             )
             finished = _finishes(process, seconds)
         if not finished:
@@ -127,8 +130,20 @@ def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
             if used > seconds or time.monotonic() - used_since > seconds:
                 return False
     finally:
-        process.kill()
+        kill_all(process.pid)
         process.wait()
+
+
+def kill_all(leader: int) -> None:
+    """Kill a session's first process, those below it, and those that it left behind."""
+    with suppress(psutil.Error):
+        process = psutil.Process(leader)
+        for each in (*process.children(recursive=True), process):
+            with suppress(psutil.Error):
+                each.kill()
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 def _cpu_seconds(process_id: int) -> float:

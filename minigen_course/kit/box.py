@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from minigen_course.grading.check import kill_all
 from minigen_course.grading.exercise import Check, Wrong
 from minigen_course.grading.hunt import Caught
 from minigen_course.grading.namespaces import first_change, namespaces_now
@@ -419,20 +420,8 @@ def _watch(box: int, limits: Limits) -> str:
             used, used_since = now, time.monotonic()
         if used > limits.seconds or time.monotonic() - used_since > limits.seconds:
             why = f"{OUT_OF_TIME} {limits.seconds:g} s; is there a loop that never ends?"
-            _end(box)
+            kill_all(box)
         time.sleep(0.02)
-
-
-def _end(box: int) -> None:
-    """Kill a box and all processes below it."""
-    with suppress(psutil.Error):
-        for each in [*psutil.Process(box).children(recursive=True)]:
-            with suppress(psutil.Error):
-                each.kill()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(box, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(box, signal.SIGKILL)
 
 
 def _cpu_seconds(process_id: int) -> float:
