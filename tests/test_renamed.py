@@ -198,6 +198,37 @@ def test_only_the_files_of_a_workspace_are_looked_at(tmp_path: Path) -> None:
     assert migrate(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("def run(q, attend=None): return attend(q)", None),
+        ("run_layer(layer, attend=attend)", None),
+        ("prefix_cache=True\nprint(prefix_cache)", None),
+        ("load(prefix_cache=MyCache)", None),
+        ("'LLM.load(attend=f)'", None),
+        ("load(attend=", None),
+        ("LLM.load('é', attend = attend)", "LLM.load('é', attention_backend = attend)"),
+        (
+            "%time x = 1\nload = partial(load_model,\n    attend=f, prefix_cache=False)",
+            "%time x = 1\nload = partial(load_model,\n    attention_backend=f, "
+            "enable_prefix_caching=False)",
+        ),
+    ],
+)
+def test_options_whose_old_names_are_common_are_renamed_only_for_an_engine(
+    old: str, new: str | None
+) -> None:
+    assert migrated(old) == (new or old)
+
+
+def test_line_ends_stay_and_an_original_stays_byte_by_byte(tmp_path: Path) -> None:
+    path, old = tmp_path / "part.py", OLD_PART.replace("\n", "\r\n").encode()
+    path.write_bytes(old)
+    assert migrate(path) == [path]
+    assert (tmp_path / "part.py.before").read_bytes() == old
+    assert path.read_bytes() == migrated(OLD_PART).replace("\n", "\r\n").encode()
+
+
 def test_an_original_that_was_kept_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "part.py"
     for text in (OLD_PART, f"{OLD_PART}\n# again"):

@@ -1,7 +1,9 @@
 """Rewrite a learner's notebooks and saved parts that use the names of an earlier minigen."""
 
+import ast
 import json
 import re
+import shutil
 import tomllib
 from collections import defaultdict
 from contextlib import suppress
@@ -29,16 +31,14 @@ CALLS = {  # methods whose old names are common words: only calls of a block man
     "take_copies": "pop_pending_copies",
 }
 WORDS = OPTIONS | {"next_batch": METHODS["next_batch"]}
-del WORDS["attend"]  # also a name of functions: only the keyword is renamed
+del WORDS["attend"]  # also a name of functions: only the engine's keyword is renamed
+ENGINES = {"load", "load_model", "EngineConfig"}  # what has an engine's options as keywords
 USERS = (
     "join",
     "leave",
 )  # methods of a prefix cache, and of threads: renamed where they are defined
-PATTERNS = [
-    (re.compile(r"^%load_ext minigen$", re.MULTILINE), "%load_ext minigen_course"),
-    (re.compile(r"\battend=(?=\S)"), "attention_backend="),
-    (re.compile(r"\bprefix_cache=(True|False)\b"), r"enable_prefix_caching=\1"),
-]
+EXTENSION = re.compile(r"^%load_ext minigen$", re.MULTILINE)
+COMMAND = re.compile(r"^[ \t]*[%!].*", re.MULTILINE)  # of IPython
 KEPT = ".before"
 
 
@@ -53,9 +53,10 @@ def migrate(path: Path) -> list[Path]:
         raise OptionError(f"{path} is no notebook, no Python file and no folder of them.")
     found = {each: _before_and_after(each) for each in _files(path)}
     changed = {each: texts for each, texts in found.items() if texts[0] != texts[1]}
-    for each, (before, after) in changed.items():
-        _unused(each).write_text(before, encoding="utf-8")
-        each.write_text(after, encoding="utf-8")
+    for each, (_, after) in changed.items():
+        newline = "\r\n" if b"\r\n" in each.read_bytes() else "\n"
+        shutil.copy2(each, _unused(each))
+        each.write_text(after, encoding="utf-8", newline=newline)
     return list(changed)
 
 
@@ -105,9 +106,40 @@ def migrated(code: str) -> str:
     for name in USERS:
         if re.search(rf"def {name}\(self, block_ids", code):
             code = re.sub(rf"(?:(?<=def )|(?<=self\.)){name}(?=\()", METHODS[name], code)
-    for pattern, new in PATTERNS:
-        code = pattern.sub(new, code)
-    return code
+    return _with_new_keywords(EXTENSION.sub("%load_ext minigen_course", code))
+
+
+def _with_new_keywords(code: str) -> str:
+    """Return code with today's names of those options that are also names of other things.
+
+    Only the keywords of calls that make an engine are renamed; none if the code is no Python.
+
+    >>> _with_new_keywords("LLM.load(attend=attend); prefix_cache=True")
+    'LLM.load(attention_backend=attend); prefix_cache=True'
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(COMMAND.sub("", code))))
+    except (SyntaxError, ValueError, RecursionError):
+        return code
+    calls = [each for each in nodes if isinstance(each, ast.Call) and _makes_an_engine(each)]
+    keywords = [each for call in calls for each in call.keywords]
+    pieces = re.split(r"(\r\n?|\n)", code)  # lines, and their ends between them
+    for each in sorted(keywords, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        is_switch = isinstance(each.value, ast.Constant) and isinstance(each.value.value, bool)
+        new = "attention_backend" if each.arg == "attend" else "enable_prefix_caching"
+        if each.arg == "attend" or (each.arg == "prefix_cache" and is_switch):
+            place = 2 * (each.lineno - 1)
+            line, start = pieces[place].encode(), each.col_offset
+            line = line[:start] + new.encode() + line[start + len(each.arg) :]
+            pieces[place] = line.decode()
+    return "".join(pieces)
+
+
+def _makes_an_engine(call: ast.Call) -> bool:
+    """Return whether a call is of `LLM.load` or the like, or a `partial` of it."""
+    made = [call.func, *call.args[:1]]
+    names = [getattr(each, "attr", getattr(each, "id", "")) for each in made]
+    return names[0] in ENGINES or (names[0] == "partial" and bool(ENGINES & {*names[1:]}))
 
 
 @cache
