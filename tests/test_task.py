@@ -1,5 +1,7 @@
 """Predictions are compared, tasks are shown, and a solution opens after its check has passed."""
 
+import math
+
 import pytest
 
 from minigen.model.attention import attention
@@ -21,6 +23,9 @@ from minigen_course.grading.predict import OPEN
         (0, 20, "too low."),
         (3, -3, "too high."),
         (-8, -2, "4.0 times too high."),
+        (1e-320, 7, "far too low."),
+        (-7, -1e-320, "far too high."),
+        (1e-200, 2e-200, "2.0 times too low."),
     ],
 )
 def test_a_number_is_compared_as_a_factor(
@@ -48,6 +53,9 @@ def test_a_measured_value_keeps_its_mark(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_wrong_prediction_is_refused_with_a_sentence() -> None:
     with pytest.raises(TypeError, match="a number, a word, or None, not True"):
         predict("Which?", True)
+    for value in (math.inf, -math.inf, math.nan, 10**5000):
+        with pytest.raises(ValueError, match="a number of at most 1e308, a word, or None"):
+            predict("Which?", value)
     with pytest.raises(ValueError, match=r"at least 1, not 0\.5"):
         predict("Which?", 3, within=0.5)
     with pytest.raises(TypeError, match="The answer is a word, but the prediction is 3"):

@@ -1,5 +1,7 @@
 """Predictions: a reader writes down a number or a word before the notebook computes it."""
 
+import math
+import sys
 from dataclasses import dataclass
 
 from minigen_course.figures.show import mark, significant
@@ -38,8 +40,8 @@ class Prediction:
 def predict(question: str, value: float | str | None, *, within: float = 1.25) -> Prediction:
     """Keep a prediction: `guess = predict("How many blocks?", None)`, later `guess.compare(7)`.
 
-    Raises `TypeError` for a value that is neither a number nor a word, and `ValueError` for
-    `within` below 1.
+    Raises `TypeError` for a value that is neither a number nor a word, and `ValueError` for a
+    number that is not finite and for `within` below 1.
 
     >>> guess = predict("How many eggs?", 10, within=2)
     Your prediction: 10.
@@ -48,6 +50,8 @@ def predict(question: str, value: float | str | None, *, within: float = 1.25) -
     """
     if not isinstance(value, int | float | str | None) or isinstance(value, bool):
         raise TypeError(f"A prediction is a number, a word, or None, not {value!r}.")
+    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+        raise ValueError("A prediction is a number of at most 1e308, a word, or None.")
     if within < 1:
         raise ValueError(f"within is a factor, so it must be at least 1, not {within}.")
     print(OPEN if value is None else f"Your prediction: {_text(value)}.")
@@ -70,11 +74,13 @@ def _verdict(value: float | str, found: float | str, within: float) -> str:
         return "right." if same else "not this time."
     if value == found:
         return "right."
-    if value * found <= 0:
+    if not (value > 0 < found or value < 0 > found):
         return "too high." if value > found else "too low."
-    ratio = value / found
-    factor = max(ratio, 1 / ratio)
+    smaller, larger = sorted((abs(value), abs(found)))
+    factor = larger / smaller
     if factor <= within:
         return "near enough."
     way = "high" if abs(value) > abs(found) else "low"
+    if factor == math.inf:
+        return f"far too {way}."
     return f"{significant(factor, 2)} times too {way}."
