@@ -11,7 +11,7 @@ import torch
 
 from minigen import LLM
 from minigen.checkpoint.safetensors import StoredTensor
-from minigen.errors import CapacityError
+from minigen.errors import CapacityError, PromptError
 from minigen.kernels.cpu.packed_weights import by_panels, pack_weight
 from minigen_course.ch34_cpu_kernels.figures import (
     GROUPS,
@@ -287,13 +287,19 @@ def test_texts_read_at_once_give_the_logits_of_each_token_read_alone() -> None:
 def test_texts_that_do_not_fit_are_refused_and_leave_no_blocks(tiny_directory: Path) -> None:
     small = LLM.load(tiny_directory, weights="float32", num_blocks=2, max_num_seqs=2)
     one_block = [3] * 16
-    with pytest.raises(CapacityError, match="33 tokens, and room for 32"):
-        read_at_once(small, [*one_block, *one_block, 3])
+    for read in (read_along, read_at_once):
+        with pytest.raises(CapacityError, match="33 tokens, and room for 32"):
+            read(small, [*one_block, *one_block, 3])
+        with pytest.raises(CapacityError, match="too few free blocks"):
+            read(small, one_block[1:], [*one_block, 3])
+        with pytest.raises(CapacityError, match="too few free blocks"):
+            read(small, [3], [4], [5])
+        for texts in ([], [[]], [[3], []]):
+            with pytest.raises(PromptError, match="A text has no tokens"):
+                read(small, *texts)
     most = small.options.max_num_batched_tokens
     with pytest.raises(CapacityError, match=f"too many for one step of at most {most}"):
         read_at_once(small, *[one_block] * (most // 16 + 1))
-    with pytest.raises(CapacityError, match="too few free blocks"):
-        read_at_once(small, one_block[1:], [*one_block, 3])
     assert small.kv_usage == 0
     assert [len(each) for each in read_at_once(small, one_block, one_block[1:])] == [16, 15]
 

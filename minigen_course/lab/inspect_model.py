@@ -17,7 +17,7 @@ from torch import Tensor
 from minigen import hub
 from minigen.checkpoint.checkpoint import ModelFiles, read_model
 from minigen.config import EngineConfig
-from minigen.errors import CapacityError
+from minigen.errors import CapacityError, PromptError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed, causal_mask
@@ -107,9 +107,12 @@ class Reading:
 
 
 def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
-    """Run one token of every text per step, whatever the model would choose (teacher forcing)."""
+    """Run one token of every text per step, whatever the model would choose (teacher forcing).
+
+    Raises `CapacityError` if the KV cache cannot hold the texts, `PromptError` for an empty one.
+    """
     runner, manager = llm.engine.runner, manager_of(llm)
-    sequences = _beginnings(texts)
+    sequences = _beginnings(manager, texts)
     logits: list[list[Tensor]] = [[] for _ in texts]
     seconds = []
     try:
@@ -117,10 +120,11 @@ def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
             running = [number for number, ids in enumerate(texts) if step < len(ids)]
             for number in running:
                 if step == 0:
-                    manager.allocate(sequences[number], 1)
+                    has_room = manager.allocate(sequences[number], 1) > 0
                 else:
                     sequences[number].append(texts[number][step])
-                    manager.allocate_slots(sequences[number], 1)
+                    has_room = manager.allocate_slots(sequences[number], 1)
+                _expect_room(has_room)
             started = time.perf_counter()
             found = runner.logits([ScheduledChunk(sequences[number], 1) for number in running])
             seconds.append(time.perf_counter() - started)
@@ -137,20 +141,19 @@ def read_at_once(llm: LLM, *texts: SequenceOf[int]) -> tuple[Float[Tensor, "_ vo
     """Return the logits after each token of each text, from one step that computes all tokens.
 
     They come from the engine's own runner and KV cache, as those of `read_along` do: a text is read
-    as a first token and its drafts. Raises `CapacityError` if the step cannot hold the texts.
+    as a first token and its drafts. Raises `CapacityError` if the step or the KV cache cannot hold
+    the texts, and `PromptError` for an empty one.
     """
     manager, lengths = manager_of(llm), [len(ids) for ids in texts]
+    sequences = _beginnings(manager, texts)
     most = llm.options.max_num_batched_tokens
     if sum(lengths) > most:
         raise CapacityError(f"{sum(lengths)} tokens are too many for one step of at most {most}.")
-    if max(lengths) > manager.num_tokens:
-        raise CapacityError(f"A text has {max(lengths)} tokens, and room for {manager.num_tokens}.")
-    sequences = _beginnings(texts)
     try:
         for sequence, ids in zip(sequences, texts, strict=True):
             sequence.drafts = tuple(ids[1:])
-            if not (manager.allocate(sequence, 1) and manager.allocate_slots(sequence, len(ids))):
-                raise CapacityError("The KV cache has too few free blocks for these texts.")
+            has_room = manager.allocate(sequence, 1) and manager.allocate_slots(sequence, len(ids))
+            _expect_room(bool(has_room))
         chunks = map(ScheduledChunk, sequences, lengths)
         return llm.engine.runner.logits(list(chunks)).clone().split(lengths)
     finally:
@@ -158,8 +161,21 @@ def read_at_once(llm: LLM, *texts: SequenceOf[int]) -> tuple[Float[Tensor, "_ vo
             manager.free(sequence)
 
 
-def _beginnings(texts: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
-    """Return a sequence for each text that holds its first token; no prefix is shared."""
+def _expect_room(has_room: bool) -> None:
+    if not has_room:
+        raise CapacityError("The KV cache has too few free blocks for these texts.")
+
+
+def _beginnings(manager: BlockManager, texts: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
+    """Return a sequence for each text that holds its first token; no prefix is shared.
+
+    Raises `PromptError` for no texts or an empty one, and `CapacityError` for one that is too long.
+    """
+    if not texts or not all(len(ids) for ids in texts):
+        raise PromptError("A text has no tokens; give at least one text, and each with a token.")
+    longest = max(len(ids) for ids in texts)
+    if longest > manager.num_tokens:
+        raise CapacityError(f"A text has {longest} tokens, and room for {manager.num_tokens}.")
     greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
     return [
         Sequence(-1 - number, (ids[0],), greedy, 0, len(ids), frozenset(), cache_salt=salt)
