@@ -288,6 +288,20 @@ def test_wrong_options_are_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("words", [["build"], ["grade", "work", "--out"]])
+def test_a_folder_that_cannot_be_made_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    answer = f"# exercise: minigen.kv_cache.paged.slots_of\n{RIGHT}"
+    (tmp_path / "work" / "ada.py").write_text(answer, encoding="utf-8")
+    (tmp_path / "file").touch()
+    found = run(*words, tmp_path / "file" / "folder", "--chapters", "22")
+    assert isinstance(found.exception, OptionError)
+    assert "cannot be made" in str(found.exception)
+
+
 def test_cells_award_shares_and_say_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     def slots_of(block_ids: Any, positions: Any, block_size: int) -> list[int]:
         return [block_ids[p // 4] * 4 + p % 4 for p in positions]

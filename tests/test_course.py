@@ -234,6 +234,20 @@ def test_claims_are_one_table(tmp_path: Path) -> None:
         Claim("a", "b", "perhaps", "c")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"cells": 3}', '{"cells": [[]]}', "[" * 100_000),
+        '{"cells": [{"outputs": [{"metadata": {"minigen_claims": {"claims": [{}]}}}]}]}',
+    ],
+    ids=["empty", "list", "no cells", "number", "no cell", "deep", "another minigen's claims"],
+)
+def test_claims_of_what_is_no_notebook_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "13.ipynb").write_text(text, encoding="utf-8")
+    with pytest.raises(OptionError, match=r"13\.ipynb cannot be read as a notebook"):
+        list(gathered(tmp_path))
+
+
 def without_the_clone() -> dict[str, str]:
     """Return an environment in which Python finds only installed packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from IPython.display import display
+
+from minigen.errors import OptionError
 
 HELD, MORE, LESS = "held", "more than claimed", "less than claimed"
 DID_NOT_HOLD, NOT_TESTED = "did not hold", "not tested here"
@@ -18,6 +21,7 @@ OUTCOMES = (HELD, MORE, LESS, DID_NOT_HOLD, NOT_TESTED)
 KEY = "minigen_claims"
 LINK = re.compile(r"\[([^]]+)\]\((https?://[^)\s]+)\)")
 CODE = re.compile("`([^`]+)`")
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 COMMON = "often heard"  # the source of a claim that has no single one
 
 
@@ -73,13 +77,29 @@ def verdicts(chapter: str, *claims: Claim) -> None:
 
 
 def gathered(folder: Path) -> Iterator[tuple[str, Claim]]:
-    """Yield the (chapter, claim) pairs in the outputs of a folder's notebooks, in order."""
+    """Yield the (chapter, claim) pairs in the outputs of a folder's notebooks, in order.
+
+    Raises `OptionError` for a file that is no notebook.
+    """
     for path in sorted(folder.glob("[0-9]*.ipynb")):
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        for output in (each for cell in notebook["cells"] for each in cell.get("outputs", ())):
-            found = output.get("metadata", {}).get(KEY)
-            for each in [] if found is None else found["claims"]:
-                yield found["chapter"], Claim(**each)
+        try:
+            found = _claims_in(json.loads(path.read_text(encoding="utf-8")))
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise OptionError(f"{path} cannot be read as a notebook ({error}).") from error
+        yield from found
+
+
+def _claims_in(notebook: Any) -> list[tuple[str, Claim]]:
+    outputs = [each for cell in notebook["cells"] for each in cell.get("outputs", ())]
+    tables = [each.get("metadata", {}).get(KEY) or {"claims": ()} for each in outputs]
+    return [(each["chapter"], Claim(**claim)) for each in tables for claim in each["claims"]]
 
 
 def _marked(each: Claim) -> str:

@@ -85,13 +85,13 @@ class Course:
 def build(folder: Path, course: Course) -> Iterator[str]:
     """Write a course to a folder; yield the name of each chapter as it is done.
 
-    Raises `OptionError` if the folder has files, if a package is missing, or if something that
-    learners get would give a solution away; then nothing is left behind.
+    Raises `OptionError` if the folder has files or cannot be made, if a package is missing, or if
+    something that learners get would give a solution away; then nothing is left behind.
     """
     _refuse(folder, course.format)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    make_folder(unfinished)
     try:
         for chapter in course.chapters:
             for assignment in assignments_of(chapter, course.seed):
@@ -110,6 +110,16 @@ def build(folder: Path, course: Course) -> Iterator[str]:
         os.replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder unless there is one. Raises `OptionError` if the system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"The folder {path} cannot be made ({error.strerror}); name another one."
+        ) from error
 
 
 def read_course(folder: Path) -> Course:

@@ -132,7 +132,7 @@ def grade(
     from rich.progress import track
 
     from minigen_course.kit.box import Limits, isolation
-    from minigen_course.kit.build import read_course
+    from minigen_course.kit.build import make_folder, read_course
     from minigen_course.kit.collect import collect
     from minigen_course.kit.grade import grade_all
     from minigen_course.kit.report import words
@@ -158,6 +158,7 @@ def grade(
     if skipped:
         names = ", ".join(each.name for each in skipped)
         print(f"Skipped, because no submission has them: {names}.", file=sys.stderr)
+    make_folder(target / "results")
     grading = grade_all(
         *(submissions, assigned, target / "results", limits, jobs or os.cpu_count() or 1),
         *(again or (), built.seed if built else None),
