@@ -83,15 +83,8 @@ def gathered(folder: Path) -> Iterator[tuple[str, Claim]]:
     """
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
-            found = _claims_in(json.loads(path.read_text(encoding="utf-8")))
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+            found = _claims_in(json.loads(path.read_text(encoding="utf-8-sig")))
+        except UNREADABLE as error:
             raise OptionError(f"{path} cannot be read as a notebook ({error}).") from error
         yield from found
 
