@@ -225,6 +225,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
             (7, None, 7),
         ),
         ("qwen2", {"layer_types": [FULL] * 3}, (None, None, None)),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, (None, 4096, 4096)),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None},
+            (None, None, None),
+        ),
     ],
 )
 def test_each_layer_gets_the_window_that_transformers_gives_it(

@@ -21,7 +21,14 @@ from gguf.constants import GGMLQuantizationType
 from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.cli import quantize as command
-from minigen.errors import DiskError, FileFormatError, MinigenError, OptionError, WeightsError
+from minigen.errors import (
+    DiskError,
+    FileFormatError,
+    MinigenError,
+    OptionError,
+    UnsupportedError,
+    WeightsError,
+)
 from minigen.export import gguf_blocks, partial
 from minigen.export.conversion import Report, fallback_lines, quantize_model
 from minigen.export.gguf_metadata import metadata_of_gguf, tokenizer_keys
@@ -31,6 +38,7 @@ from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.quantization.grid import Grid, relative_error, round_to_nearest
 from minigen.tokenizer.tokenizer import Tokenizer
+from tests import tiny
 from tests.quantized_files import SCHEMES as QUANTIZED
 from tests.quantized_files import modules, save, tensors_of
 from tests.test_12_tokenizer import HARD_TEXTS, WITNESSES, _llama, _save, _trained
@@ -787,6 +795,30 @@ def test_what_an_earlier_run_finished_needs_no_space_again(
     with pytest.raises(Interruption):
         quantize_model(source, out, QuantizeOptions("q8_0"), interrupted(10))
     assert made(source, out, "q8_0").num_found == 10
+
+
+@pytest.mark.parametrize(("scheme", "times"), [("bf16", 1.0), ("nf4", 1.7), ("q8_0", 2.0)])
+def test_space_is_needed_once_for_what_has_no_pieces(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, times: float
+) -> None:
+    end = "" if scheme == "nf4" else ".gguf"
+    made(source, tmp_path / f"whole{end}", scheme)
+    whole = tmp_path / f"whole{end}"
+    files = [whole] if whole.is_file() else whole.glob("*.safetensors")
+    usage, size = shutil.disk_usage(tmp_path), sum(each.stat().st_size for each in files)
+    free = int(size * (times + 0.1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+    assert made(source, tmp_path / f"again{end}", scheme).num_bytes > 0
+
+
+def test_a_gguf_that_could_not_name_all_end_tokens_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "source"
+    tiny.save_model(directory, "llama", vocab_size=tiny.TINY_VOCAB)
+    tiny.save_tokenizer(directory)
+    config = json.dumps({"eos_token_id": [3, 4, 5, 6]})
+    (directory / "generation_config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(UnsupportedError, match=r"not stop at \[\d+(, \d+)*\]; write a directory"):
+        made(directory, tmp_path / "out.gguf", "f16")
 
 
 def test_the_space_for_a_mixture_is_that_of_its_target(

@@ -1,5 +1,6 @@
 """The capstone's score counts bytes and FLOPs, and each rung of the ladder pays."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -53,9 +54,14 @@ def test_memory_limits_the_blocks_and_narrow_weights_leave_room_for_more() -> No
     assert most_blocks(Plan()) >= Knobs().num_blocks
     assert most_blocks(Plan(weight_bits=8)) > 2 * most_blocks(Plan())
     assert most_blocks(Plan(kv_bits=8)) == pytest.approx(2 * most_blocks(Plan()), abs=1)
-    for wrong in ({"num_blocks": 4000}, {"weight_bits": 4}, {"kv_bits": 12}, {"max_num_seqs": 0}):
+    for wrong in (
+        *({"num_blocks": 4000}, {"weight_bits": 4}, {"kv_bits": 12}, {"max_num_seqs": 0}),
+        *({"max_num_seqs": 10**9}, {"num_blocks": True}, {"job_priority": math.nan}),
+    ):
         with pytest.raises(ValueError, match="should"):
             score_of(replace(Plan(), **wrong))
+    with pytest.raises(ValueError, match="does not fit into 50 blocks"):
+        score_of(Plan(num_blocks=50))
 
 
 def test_a_score_shows_its_kinds_and_gauges(capsys: pytest.CaptureFixture[str]) -> None:

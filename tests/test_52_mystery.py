@@ -15,6 +15,7 @@ from minigen_course.ch52_slo.mystery import (
     mystery,
     mystery_system,
     read_knob,
+    treated,
     try_knob,
     vitals_of,
 )
@@ -94,10 +95,12 @@ def test_knobs_are_read_as_flags_with_values() -> None:
     for wrong in (
         *("", "64", "--max-num-seqs", "--max-num-seqs many", "--max-num-seqs 0"),
         *("--max-num-seqs 4 5", "--enable-prefix-caching 1", "--kv-cache-dtype int4"),
-        *("--num-blocks 3301", "--more-memory 3"),
+        *("--num-blocks 3301", "--more-memory 3", "--max-num-seqs 4097", "--max-num-seqs ²"),
     ):
         with pytest.raises(ValueError, match="should"):
             read_knob(wrong)
+    with pytest.raises(ValueError, match="does not fit into 20 blocks"):
+        treated(6, "--num-blocks 20")
     with pytest.raises(ValueError, match="no 7"):
         mystery_system(7)
 

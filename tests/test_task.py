@@ -22,9 +22,11 @@ from minigen_course.grading.predict import OPEN
         (0.5, 20, "40 times too low."),
         (0, 20, "too low."),
         (3, -3, "too high."),
-        (-8, -2, "4.0 times too high."),
+        (-8, -2, "4.0 times too low."),
+        (3, math.inf, "far too low."),
+        (3, math.nan, "which cannot be compared."),
         (1e-320, 7, "far too low."),
-        (-7, -1e-320, "far too high."),
+        (-7, -1e-320, "far too low."),
         (1e-200, 2e-200, "2.0 times too low."),
     ],
 )

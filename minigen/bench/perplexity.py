@@ -46,6 +46,7 @@ from minigen.sequence import ScheduledChunk, Sequence
 ROWS = 128  # rows of logits at a time: 25 MB for a vocabulary of 49,152, and twice that in float64
 PIECE = 32  # rows that are compared at a time
 RESAMPLES = 2000
+AT_ONCE = 50  # resamples, each with a count for every window
 PERCENTILES = {"median": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "largest": 100.0}
 
 # Called with a window's token ids, the index of the first scored one, and a number of rows. Yields
@@ -349,14 +350,17 @@ class _Means:
         _, place = np.unique(window, return_inverse=True)
         counts = np.bincount(place)
         self.num_windows = len(counts)
-        rng = np.random.default_rng(seed)
-        # How often each resample draws each window.
-        shares = np.full(len(counts), 1 / len(counts))
-        drawn = rng.multinomial(len(counts), shares, size=resamples)
-        self._drawn = {
-            name: drawn @ np.bincount(place, each) / (drawn @ counts)
-            for name, each in columns.items()
-        }
+        rng, shares = np.random.default_rng(seed), np.full(len(counts), 1 / len(counts))
+        sums = {name: np.bincount(place, each) for name, each in columns.items()}
+        means: dict[str, list[ndarray]] = {name: [] for name in columns}
+        for start in range(0, resamples, AT_ONCE):
+            # How often each resample draws each window.
+            size = min(AT_ONCE, resamples - start)
+            drawn = rng.multinomial(len(counts), shares, size=size)
+            num_tokens = drawn @ counts
+            for name, each in sums.items():
+                means[name].append(drawn @ each / num_tokens)
+        self._drawn = {name: np.concatenate(each) for name, each in means.items()}
 
     def estimate(self, statistic: Callable[[dict[str, ndarray]], ndarray]) -> Estimate:
         """Return a function of the means, and where 95 % of its values in the resamples lie."""

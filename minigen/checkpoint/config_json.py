@@ -122,10 +122,11 @@ class Family:
     qk_norm: bool = False
 
 
+_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
 FAMILIES = {
     "llama": Family(),
-    "qwen2": Family({"max_window_layers": 28}, "by flag", qkv_bias=True),
-    "qwen3": Family({"head_dim": 128, "max_window_layers": 28}, "by flag", qk_norm=True),
+    "qwen2": Family(_QWEN, "by flag", qkv_bias=True),
+    "qwen3": Family({**_QWEN, "head_dim": 128}, "by flag", qk_norm=True),
     "mistral": Family({"sliding_window": 4096}, "always"),
 }
 

@@ -80,15 +80,15 @@ def quantize_model(
     target_bits = options.target_bits or DEFAULT_TARGET
     make_output: type[GGUFOutput | DirectoryOutput] = GGUFOutput if to_gguf else DirectoryOutput
     output = make_output(checkpoint, plan)
-    num_bytes = output.estimated_bytes()
+    num_bytes = output.estimated_bytes([*checkpoint.tensors, *plan.made])  # pieces are kept, too
     if plan.method == "mixed":
         check_target(checkpoint, plan, target_bits)
-        num_bytes += added_bytes(checkpoint, plan, target_bits)
+        num_bytes += 2 * added_bytes(checkpoint, plan, target_bits)
     windows = read_windows(checkpoint, options)
     for name, tensor in checkpoint.tensors.items():
         if len(tensor.shape) == 1:  # norms and biases, which are written last
             finite(name, tensor.dequantize())
-    require_space(out, 2 * num_bytes)
+    require_space(out, num_bytes)
     names = (*plan.made, *extra_names(checkpoint, plan, options))
     with partial_output(out, _identity(path, options, to_gguf), names) as partial:
         num_found = sum(partial.has(name) for name in plan.made)

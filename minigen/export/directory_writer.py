@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from minigen.export.partial import FLOATING, PartialOutput
 from minigen.export.pieces import float_dtype, floating
 from minigen.export.plan import Plan
 from minigen.export.safetensors_writer import TensorToWrite, write_safetensors
+from minigen.quantization.float_codes import NF4_BLOCK
 from minigen.tokenizer.gguf import read_vocabulary, special_tokens
 
 _COPIED = (
@@ -55,18 +56,21 @@ class DirectoryOutput:
             _config_keys(checkpoint)
             read_vocabulary(checkpoint.gguf_metadata)
 
-    def estimated_bytes(self) -> int:
-        """Return about the size of all tensors in the directory."""
+    def estimated_bytes(self, names: Iterable[str]) -> int:
+        """Return about the size that these tensors have in the directory."""
         total = 0
-        for name, tensor in self._checkpoint.tensors.items():
+        for name in names:
+            tensor = self._checkpoint.tensors[name]
             numbers = math.prod(tensor.shape)
             grid = self._plan.grids.get(name)
             if grid is not None:
                 total += grid.num_bytes(*tensor.shape)
-            elif name in self._plan.made:
-                total += numbers
-            else:
+            elif name not in self._plan.made:
                 total += numbers * float_dtype(tensor).itemsize
+            elif self._plan.method == "nf4":
+                total += numbers // 2 + 4 * -(-numbers // NF4_BLOCK)
+            else:
+                total += numbers
         return total
 
     def write(self, folder: Path, partial: PartialOutput) -> None:

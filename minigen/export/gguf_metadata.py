@@ -198,7 +198,10 @@ def _vocabulary_keys(
 
 
 def _special_keys(folder: Path, config: ModelConfig, backend: tokenizers.Tokenizer) -> Metadata:
-    """Return the ids of special tokens, and whether a text begins with BOS or ends with EOS."""
+    """Return the ids of special tokens, and whether a text begins with BOS or ends with EOS.
+
+    Raises `UnsupportedError` for more end tokens than a GGUF has names for.
+    """
     names = special_tokens(folder)
     keys: Metadata = {}
     for role, name in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
@@ -209,6 +212,11 @@ def _special_keys(folder: Path, config: ModelConfig, backend: tokenizers.Tokeniz
     bos, eos = (keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     ends = [i for i in config.eos_token_ids if eos is None or i != eos.value]
     free = ("eos", "eot", "eom") if eos is None else ("eot", "eom")
+    if len(ends) > len(free):
+        raise UnsupportedError(
+            f"The model has {len(config.eos_token_ids)} end tokens. A GGUF has names for three, "
+            f"so that it would not stop at {ends[len(free) :]}; write a directory."
+        )
     for name, token_id in zip(free, ends, strict=False):
         keys[f"tokenizer.ggml.{name}_token_id"] = _typed(token_id)
     framed = backend.encode("a").ids

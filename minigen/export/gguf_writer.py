@@ -7,7 +7,7 @@ neighbours (`minigen.checkpoint.gguf_mapping`).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +95,9 @@ class GGUFOutput:
         )
         self._metadata = _with_file_type(metadata, kinds.most_common(1)[0][0])
 
-    def estimated_bytes(self) -> int:
-        """Return the size of all tensors in the file."""
-        return sum(
-            self._num_bytes(name, tensor.shape) for name, tensor in self._checkpoint.tensors.items()
-        )
+    def estimated_bytes(self, names: Iterable[str]) -> int:
+        """Return the size that these tensors have in the file."""
+        return sum(self._num_bytes(name, self._checkpoint.tensors[name].shape) for name in names)
 
     def write(self, path: Path, partial: PartialOutput) -> None:
         """Write the file, with the pieces that `partial` has."""

@@ -13,10 +13,11 @@ import numpy as np
 
 from minigen.bench.report import Outcome, Slo
 from minigen.bench.workload import poisson
+from minigen.errors import RequestError
 from minigen.sequence import ScheduledChunk
 from minigen_course.ch52_slo.lesson import NUM_NAMES, SLOS, Vitals, in_order
 from minigen_course.lab.cost_model import GB, Step
-from minigen_course.lab.simulator import CARD, Ask, Knobs, asks, simulate
+from minigen_course.lab.simulator import CARD, MOST_SEQS, Ask, Knobs, asks, simulate
 
 NUM_INSTRUCTIONS = 800  # tokens that all chats share, behind `NUM_NAMES` that differ
 JOB_SLOS = (Slo("e2e", 30.0),)  # a nightly job: its answers must be complete in time
@@ -157,8 +158,12 @@ def score_of(plan: Plan, seed: int = 1) -> Score:
     """Serve the trace of a seed by a plan. Raises `ValueError` for a plan that cannot run."""
     for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks"):
         value = getattr(plan, name)
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ValueError(f"{name} should be a number of 1 or more, not {value!r}.")
+    if plan.max_num_seqs > MOST_SEQS:
+        raise ValueError(f"max_num_seqs should be at most {MOST_SEQS}, not {plan.max_num_seqs}.")
+    if type(plan.job_priority) is not int:
+        raise ValueError(f"job_priority should be a whole number, not {plan.job_priority!r}.")
     for name in ("weight_bits", "kv_bits"):
         if getattr(plan, name) not in BITS:
             raise ValueError(f"{name} should be one of {BITS}, not {getattr(plan, name)!r}.")
@@ -175,7 +180,10 @@ def score_of(plan: Plan, seed: int = 1) -> Score:
         enable_prefix_caching=plan.enable_prefix_caching,
     )
     meter = Meter(plan)
-    run = simulate(load, knobs, meter)
+    try:
+        run = simulate(load, knobs, meter)
+    except RequestError as error:
+        raise ValueError(str(error)) from error
     good = [
         (ask.tenant, _is_good(ask, each)) for ask, each in zip(run.asks, run.outcomes, strict=True)
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigen.bench.workload import poisson
+from minigen.errors import RequestError
 from minigen_course.ch52_slo.lesson import (
     System,
     Vitals,
@@ -18,7 +19,7 @@ from minigen_course.ch52_slo.lesson import (
     num_equal,
 )
 from minigen_course.lab.cost_model import Card
-from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
+from minigen_course.lab.simulator import MOST_SEQS, Ask, Knobs, Run, asks, simulate
 
 MEMORY_BLOCKS = Knobs().num_blocks  # as many as the card holds beside weights and working memory
 NEAR = 0.8  # of the goodput that the course's own knob reaches
@@ -133,8 +134,8 @@ def layer_of(knob: str) -> str:
 def treated(seed: int, knob: str | None = None) -> Run:
     """Return a run of a mystery server, with one knob turned if `knob` names one.
 
-    Raises `ValueError` for a knob that is unknown, has a wrong value, or needs more memory than the
-    card has.
+    Raises `ValueError` for a knob that is unknown, has a wrong value, needs more memory than the
+    card has, or leaves too few blocks for a request.
     """
     system, card = mystery_system(seed), Card()
     if knob is None:
@@ -146,7 +147,10 @@ def treated(seed: int, knob: str | None = None) -> Run:
     else:
         changed: dict[str, Any] = {FLAGS[flag][1]: value}
         knobs = replace(knobs, **changed)
-    return simulate(system.load, knobs, card)
+    try:
+        return simulate(system.load, knobs, card)
+    except RequestError as error:
+        raise ValueError(str(error)) from error
 
 
 @cache
@@ -244,8 +248,10 @@ def read_knob(knob: str) -> tuple[str, str | int | bool]:
     elif flag == "--kv-cache-dtype":
         known = ("int8",)
     else:
-        if not value.isdigit() or int(value) < 1:
+        if not value.isdecimal() or int(value) < 1:
             raise ValueError(f"{flag} should be a number of 1 or more, not {value!r}.")
+        if flag == "--max-num-seqs" and int(value) > MOST_SEQS:
+            raise ValueError(f"{flag} should be at most {MOST_SEQS}, not {value}.")
         if flag == "--num-blocks" and int(value) > MEMORY_BLOCKS:
             raise ValueError(
                 f"{flag} should be at most {MEMORY_BLOCKS:,}, because the card's memory holds no "

@@ -51,11 +51,11 @@ def mark(value: float, unit: str = "", digits: int = 3) -> str:
 def significant(value: float, digits: int = 3) -> str:
     """Return a number with `digits` significant digits, commas at thousands, no exponent.
 
-    >>> [significant(each) for each in (0.0012345, 3.14159, 1234567.0, math.nan)]
-    ['0.00123', '3.14', '1,230,000', 'nan']
+    >>> [significant(each) for each in (0.0012345, 3.14159, 1234567.0, math.nan, -math.inf)]
+    ['0.00123', '3.14', '1,230,000', 'nan', '-inf']
     """
-    if value == 0 or math.isnan(value):
-        return f"{abs(value):.0f}"
+    if value == 0 or not math.isfinite(value):
+        return f"{value or 0.0:.0f}"
     rounded = float(f"{value:.{digits}g}")
     places = max(0, digits - len(f"{abs(int(rounded))}".lstrip("0")))
     if abs(rounded) < 1:

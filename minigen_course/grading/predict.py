@@ -74,13 +74,15 @@ def _verdict(value: float | str, found: float | str, within: float) -> str:
         return "right." if same else "not this time."
     if value == found:
         return "right."
+    if math.isnan(found):
+        return "which cannot be compared."
     if not (value > 0 < found or value < 0 > found):
         return "too high." if value > found else "too low."
     smaller, larger = sorted((abs(value), abs(found)))
     factor = larger / smaller
     if factor <= within:
         return "near enough."
-    way = "high" if abs(value) > abs(found) else "low"
+    way = "high" if value > found else "low"
     if factor == math.inf:
         return f"far too {way}."
     return f"{significant(factor, 2)} times too {way}."

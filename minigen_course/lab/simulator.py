@@ -44,6 +44,7 @@ MakeScheduler = Callable[[BlockManager, int, int], Scheduler]
 CARD = Card()
 TICK = 1e-3  # seconds that pass in a step without a batch
 ANY_TOKEN = SampledToken(1)
+MOST_SEQS = 4096  # a learner's `max_num_seqs`: each has a row of the block table
 
 
 @dataclass(frozen=True)
@@ -263,10 +264,12 @@ def simulate(
 ) -> Run:
     """Serve requests without a model; `then(ask, now)` may add one when a request has ended.
 
-    Raises `RequestError` for a request that is too long to run.
+    Raises `RequestError` for a request that is too long to run, or has an empty prompt.
     """
     load, clock, trace = tuple(load), Clock(), Trace()
     for number, each in enumerate(load):
+        if not each.prompt_ids:
+            raise RequestError(f"Request {number} has an empty prompt; give it a token or more.")
         longest = len(each.prompt_ids) + each.output_tokens
         if blocks_needed(longest, knobs.block_size) > knobs.num_blocks:
             raise RequestError(
