@@ -224,5 +224,7 @@ def test_a_page_shows_the_controls_of_its_explorables() -> None:
     assert (slider["max"], slider["value"]) == ("2", "2")
     assert json.loads(slider["data-values"]) == ["0", "9", "18"]
     assert [each.text for each in box.find_all("option")] == ["<a>", "b"]
+    controls_of_page: Any = box.find_all(["input", "select"])
+    assert [each["autocomplete"] for each in controls_of_page] == ["off", "off"], "at a reload"
     assert str(box.find("img"))
     assert "addEventListener" in soup.find_all("script")[-1].text

@@ -137,19 +137,20 @@ def _picture(data: dict[str, str], number: str, explorables: Controls) -> str:
 
 
 def _control(control: Control) -> str:
+    """Return a slider or a list; at a reload no browser may set it apart from the picture."""
     name = f"<span>{escape(control.name)}</span>"
     if control.slider:
         values = escape(json.dumps(control.values))
         slider = (
             f'<input type="range" min="0" max="{len(control.values) - 1}" value="{control.at}" '
-            f'data-values="{values}">'
+            f'data-values="{values}" autocomplete="off">'
         )
         return f"<label>{name}{slider}<output>{escape(control.values[control.at])}</output></label>"
     options = "".join(
         f'<option value="{at}"{" selected" * (at == control.at)}>{escape(text)}</option>'
         for at, text in enumerate(control.values)
     )
-    return f"<label>{name}<select>{options}</select></label>"
+    return f'<label>{name}<select autocomplete="off">{options}</select></label>'
 
 
 def _document(title: str, body: str) -> str:
