@@ -95,6 +95,8 @@ def test_a_foreign_schedulers_mistake_is_named_and_a_request_too_large_is_refuse
         run_of(*TWO, scheduler=Greedy)
     with pytest.raises(RequestError, match="does not fit into 2 blocks"):
         run_of(Ask.of_lengths(0.0, 30, 9), num_blocks=2)
+    with pytest.raises(RequestError, match="Request 1 has an empty prompt"):
+        run_of(Ask.of_lengths(0.0, 3, 9), Ask.of_lengths(0.0, 0, 9))
 
 
 def test_the_small_preempting_scheduler_makes_the_steps_of_the_engines_own() -> None:
