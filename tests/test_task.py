@@ -24,7 +24,7 @@ from minigen_course.grading.predict import OPEN
         (3, -3, "too high."),
         (-8, -2, "4.0 times too low."),
         (3, math.inf, "far too low."),
-        (3, math.nan, "which cannot be compared."),
+        (3, math.nan, "not comparable."),
         (1e-320, 7, "far too low."),
         (-7, -1e-320, "far too low."),
         (1e-200, 2e-200, "2.0 times too low."),

@@ -154,12 +154,12 @@ class _Drawing:
 
     def _compute(self, request: Request, event: Event) -> None:
         """Begin a chunk's slice, which ends with its step, or when its request fails."""
-        name, of_prompt = "decode", event.counts["computed"] < (request.prompt_tokens or 0)
-        if request.prompt_tokens is None:  # its arrival is not in the events
-            of_prompt = event.counts["tokens"] > 1
+        name = "decode"
         if request.chunk_recomputed:
             name = "recompute"
-        elif of_prompt:
+        elif request.prompt_tokens is None:  # its arrival is not in the events
+            name = "prefill" if event.counts["tokens"] > 1 else "decode"
+        elif event.counts["computed"] < request.prompt_tokens:
             name = "prefill"
         track = self._tracks[request.sequence_id]
         if not self._in_step:

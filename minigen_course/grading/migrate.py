@@ -14,6 +14,7 @@ from typing import Any
 
 from minigen.errors import OptionError
 from minigen.renamed import METHODS, OPTIONS
+from minigen_course.handout.cells import parsed
 
 HUNTS = {
     "slots": "ch22_paged",
@@ -38,7 +39,6 @@ USERS = (
     "leave",
 )  # methods of a prefix cache, and of threads: renamed where they are defined
 EXTENSION = re.compile(r"^%load_ext minigen$", re.MULTILINE)
-COMMAND = re.compile(r"^[ \t]*[%!].*", re.MULTILINE)  # of IPython
 KEPT = ".before"
 
 
@@ -118,8 +118,8 @@ def _with_new_keywords(code: str) -> str:
     'LLM.load(attention_backend=attend); prefix_cache=True'
     """
     try:
-        nodes = list(ast.walk(ast.parse(COMMAND.sub("", code))))
-    except (SyntaxError, ValueError, RecursionError):
+        nodes = list(ast.walk(parsed(code)))
+    except SyntaxError:
         return code
     calls = [each for each in nodes if isinstance(each, ast.Call) and _makes_an_engine(each)]
     keywords = [each for call in calls for each in call.keywords]

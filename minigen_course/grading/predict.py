@@ -75,7 +75,7 @@ def _verdict(value: float | str, found: float | str, within: float) -> str:
     if value == found:
         return "right."
     if math.isnan(found):
-        return "which cannot be compared."
+        return "not comparable."
     if not (value > 0 < found or value < 0 > found):
         return "too high." if value > found else "too low."
     smaller, larger = sorted((abs(value), abs(found)))
