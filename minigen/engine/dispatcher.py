@@ -5,13 +5,16 @@ A `Dispatcher` steps the engine in the thread that has claimed it: the callers' 
 """
 
 import logging
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from types import FrameType
 
 from minigen.engine.engine import Engine
 from minigen.errors import EngineStoppedError, RequestError
@@ -238,6 +241,45 @@ def deltas_of(
         yield event
 
 
+class _Held:
+    """Stands in for the handler of Ctrl-C, and keeps the first interrupt for later."""
+
+    def __init__(self, handler: "signal._HANDLER"):
+        self.handler = handler
+        self.interrupt: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupt is not None and callable(self.handler):
+            self.handler(number, frame)
+        self.interrupt = (number, frame)
+
+
+@contextmanager
+def interrupts_held() -> Generator[None, None, None]:
+    """Let Ctrl-C wait until the block ends; a second Ctrl-C does not wait.
+
+    An engine that is interrupted within a step can lose count of its blocks. Only Python's main
+    thread is ever interrupted, so in other threads this does nothing, nor does it where Ctrl-C is
+    ignored, or held already.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or not callable(handler)
+        or isinstance(handler, _Held)
+    ):
+        yield
+        return
+    held = _Held(handler)
+    signal.signal(signal.SIGINT, held)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held.interrupt is not None:
+            handler(*held.interrupt)
+
+
 class SharedSteps:
     """Steps one engine for several callers, in their own threads, and gives each its own deltas.
 
@@ -257,21 +299,27 @@ class SharedSteps:
         Closing the generator aborts unfinished answers. A step also computes the answers of other
         callers, whose deltas go into their inboxes. Raises `RequestError` if the engine is claimed
         outside of this object. Raises the error of a step that failed one of these answers, or that
-        this caller ran and that failed no answer.
+        this caller ran and that failed no answer. Ctrl-C ends it after the current step, a second
+        one at once.
         """
         if not answers:
             return
         inbox: deque[Event] = deque()
         because: BaseException | None = None
-        self._enter()
+        entered = False
         try:
+            with interrupts_held():
+                self._enter()
+                entered = True
             self.dispatcher.submit(answers, inbox.append)
             yield from deltas_of(len(answers), partial(self._next, inbox))
         except BaseException as error:
             because = error
             raise
         finally:
-            self._leave(answers, because)
+            if entered:
+                with interrupts_held():
+                    self._leave(answers, because)
 
     def _next(self, inbox: deque[Event]) -> Event:
         """Step until the inbox has an event; another caller's step may fill it, too."""
@@ -284,11 +332,12 @@ class SharedSteps:
     def _run(self, function: Callable[[], None]) -> None:
         """Call a function; do nothing inside of another one, whose caller runs the commands."""
         if not self._running:
-            self._running = True
-            try:
-                function()
-            finally:
-                self._running = False
+            with interrupts_held():
+                self._running = True
+                try:
+                    function()
+                finally:
+                    self._running = False
 
     def _enter(self) -> None:
         """Claim the engine for the first caller."""
