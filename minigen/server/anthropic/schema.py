@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from minigen.errors import ParamsError
 from minigen.sampling.structured_outputs import StructuredOutputsParams
+from minigen.server.by_type import ByType
 from minigen.server.errors import ApiError
 from minigen.server.forms import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Renamed, naming
 from minigen.server.openai.schema import (
@@ -27,7 +28,6 @@ from minigen.server.openai.schema import (
     Strict,
     with_sampling,
 )
-from minigen.server.responses_api.by_type import ByType
 from minigen.tool_calling.tools import Tool, ToolChoice, ToolUse
 
 OWN_NAMES = {"stop": "stop_sequences"}  # Anthropic's, by ours

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from minigen.errors import ParamsError
+from minigen.server.by_type import ByType
 from minigen.server.errors import ApiError
 from minigen.server.forms import MOST_TOOLS
 from minigen.server.openai.schema import Strict
-from minigen.server.responses_api.by_type import ByType
 from minigen.tool_calling.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
 
 _ONLY_FUNCTIONS = "minigen runs no tools itself: send tools of type function, which you run"

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from minigen.server.by_type import ByType
 from minigen.server.errors import ApiError
 from minigen.server.forms import MOST_MESSAGES, MOST_PARTS
 from minigen.server.openai.schema import Ignored, OnlyDefault, Strict
-from minigen.server.responses_api.by_type import ByType
 
 _IGNORED = "Accepted and ignored."
 _TEXT = {"type": "string"}

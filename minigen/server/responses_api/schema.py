@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandl
 from pydantic_core import CoreSchema, core_schema
 
 from minigen.sampling.structured_outputs import StructuredOutputsParams
+from minigen.server.by_type import ByType
 from minigen.server.errors import ApiError
 from minigen.server.forms import naming
 from minigen.server.openai.schema import (
@@ -19,7 +20,6 @@ from minigen.server.openai.schema import (
     OnlyDefault,
     Strict,
 )
-from minigen.server.responses_api.by_type import ByType
 from minigen.server.responses_api.function_tools import Tooled
 from minigen.server.responses_api.items import Items
 
