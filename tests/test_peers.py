@@ -391,10 +391,32 @@ def test_last_words_name_no_place_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_engines_can_be_chosen_by_a_prefix_of_their_names() -> None:
-    assert chosen(None) == list(ENGINES)
-    assert {engine.environment for engine in chosen("llama.cpp, vLLM")} == {"llama_cpp", "vllm_cpu"}
+    assert {each.name for each in ENGINES} - {each.name for each in chosen(None, EPYC)} == {
+        *("vLLM float32", "transformers float32")
+    }
+    both = chosen("llama.cpp, vLLM", EPYC)
+    assert {engine.environment for engine in both} == {"llama_cpp", "vllm_cpu"}
     assert {engine.environment for engine in ENGINES} == set(recipes(EPYC))
     assert len({engine.name for engine in ENGINES}) == len(ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("avx2 avx512f avx512_vnni avx512_bf16", "bfloat16"),
+        ("avx2 avx512f avx512_vnni", "float32"),
+        ("avx2", "float32"),
+        ("avx2 amx_int8 amx_bf16", "bfloat16"),
+        ("asimd asimddp i8mm bf16", "bfloat16"),
+        ("asimd asimddp", "float32"),
+    ],
+)
+def test_torch_computes_in_the_faster_type_of_the_processor(flags: str, dtype: str) -> None:
+    engines = chosen("vLLM, transformers", Processor("one", frozenset(flags.split())))
+    short = {"bfloat16": "bf16", "float32": "float32"}[dtype]
+    names = [f"vLLM {short}", "vLLM W8A8", f"transformers {short}"]
+    assert [engine.name for engine in engines] == names
+    assert [engine.dtype for engine in engines] == [dtype, "bfloat16", dtype]
 
 
 def test_minigen_is_measured_with_what_its_users_install(tmp_path: Path) -> None:
@@ -487,8 +509,8 @@ def test_a_pretended_processor_has_no_more_than_its_own_instructions() -> None:
     assert pretended.variables == VARIABLES["avx2"] != XEON.variables == {}
     assert pretended.can_pretend
     assert not Processor("old", frozenset({"avx"}), "avx2").can_pretend
-    assert {engine.environment for engine in chosen(None, "avx2")} == {OWN, "llama_cpp"}
-    assert [engine.name for engine in chosen("vLLM", "avx2")] == []
+    assert {engine.environment for engine in chosen(None, pretended)} == {OWN, "llama_cpp"}
+    assert [engine.name for engine in chosen("vLLM", pretended)] == []
 
 
 def test_llama_cpp_is_built_for_the_processor_and_its_report_is_checked() -> None:

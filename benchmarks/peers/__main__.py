@@ -68,7 +68,7 @@ def set_up(
     """Return the jobs of engines that start here, the sure answers, and why other engines fail."""
     environments = Environments(options.folder / "environments", recipes(processor))
     models = Models(hub.resolve(hub.DEFAULT_MODEL), options.folder / "models", environments)
-    engines = chosen(options.engines, processor.pretended)
+    engines = chosen(options.engines, processor)
     jobs, reasons = prepared(engines, environments, models, options.threads, processor.variables)
     sure = sure_answers(options.folder / "models" / "answers.json", models.source)
     started = options.folder / "started" / processor.short_name

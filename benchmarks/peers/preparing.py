@@ -83,6 +83,7 @@ def _job(engine: Engine, python: Path, models: Models, threads: int) -> dict[str
         "command": [str(python), "-m", engine.worker],
         "model": str(models.path(engine.model)),
         "weights": engine.weights,
+        "dtype": engine.dtype,
         "at_once": engine.at_once,
         "mixed": engine.mixed,
         "threads": threads,

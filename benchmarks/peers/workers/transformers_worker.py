@@ -31,13 +31,13 @@ class Tokens(BaseStreamer):
 
 
 class Transformers:
-    """A model in bfloat16 with torch's own attention."""
+    """A model in a type of torch, with torch's own attention."""
 
     def __init__(self, job: dict[str, Any]):
         torch.set_num_threads(job["threads"])
         self.at_once = job["at_once"]
         self.model = AutoModelForCausalLM.from_pretrained(
-            job["model"], dtype=torch.bfloat16, attn_implementation="sdpa"
+            job["model"], dtype=getattr(torch, job["dtype"]), attn_implementation="sdpa"
         )
 
     def versions(self) -> dict[str, str]:

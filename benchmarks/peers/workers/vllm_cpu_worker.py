@@ -33,7 +33,7 @@ class VLLM:
     def __init__(self, job: dict[str, Any]):
         arguments = EngineArgs(
             model=job["model"],
-            dtype="bfloat16",
+            dtype=job["dtype"],
             max_model_len=2048,
             max_num_seqs=job["at_once"],
             max_num_batched_tokens=2048,
