@@ -588,6 +588,18 @@ def test_the_table_says_what_is_pretended_and_how_a_peer_was_built() -> None:
     assert peers_page({}) == peers_in_short({}) == ""
 
 
+def test_the_table_says_where_torch_emulates_bfloat16() -> None:
+    measured = {
+        "environment": {"cpu": "a processor", "cores": 2, "instructions": ["AVX-512"]},
+        "settings": {"threads": 2, "scale": 1.0},
+        "summary": summary(rounds_of({"minigen auto": turn(2), "vLLM bf16": turn(1)})),
+    }
+    said = "- vLLM bf16: no instruction of this processor multiplies bfloat16"
+    assert peers_table("peers-x-avx512", measured).splitlines()[-1].startswith(said)
+    measured["environment"]["instructions"].append("AVX-512 BF16")
+    assert "emulates" not in peers_table("peers-x-avx512", measured)
+
+
 def test_help_shows_how_to_divide_a_run() -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "--help"]
     output = subprocess.run(

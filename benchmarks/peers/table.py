@@ -1,6 +1,6 @@
 """The comparison as Markdown, computed from the JSON. Standard library only."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.loads import (
@@ -39,6 +39,9 @@ LEVELS = {  # the end of a short name of a processor -> what it means
     "dotprod": "NEON with dotprod",
     "neon": "NEON",
 }
+
+
+EMULATED = ("vLLM bf16", "transformers bf16")  # where no instruction multiplies bfloat16
 
 
 def peers_page(measured: Mapping[str, dict[str, Any]]) -> str:
@@ -95,6 +98,7 @@ def peers_table(name: str, measured: dict[str, Any]) -> str:
             "",
             *_ratios(measured["summary"]["headlines"]),
             *_notes(engines, measured["summary"]["code"]),
+            *_emulated(rows, measured["environment"].get("instructions", [])),
         ]
     )
 
@@ -185,6 +189,17 @@ def _notes(engines: dict[str, Any], code: list[str]) -> list[str]:
         *(f"- {name} is {build}." for build, name in builds.items()),
         *(f"- {name} is left out: {reason}" for name, reason in reasons.items()),
         *(f"- {name} failed in some rounds: {' '.join(each)}" for name, each in failures.items()),
+    ]
+
+
+def _emulated(rows: Collection[str], instructions: Sequence[str]) -> list[str]:
+    """Name the engines that were measured in a type that is not their best on this processor."""
+    slow = [name for name in EMULATED if name in rows]
+    if not slow or not instructions or any("bf16" in each.lower() for each in instructions):
+        return []
+    return [
+        f"- {' and '.join(slow)}: no instruction of this processor multiplies bfloat16, so torch "
+        "emulates it. In float32, in which a new run measures them here, they are faster."
     ]
 
 
