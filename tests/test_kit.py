@@ -4,7 +4,8 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from minigen_course.kit import grade
 from minigen_course.kit.box import Limits, Outcome, isolation, judge_in_box
 from minigen_course.kit.cli import chapters_in, course
 from minigen_course.kit.collect import Cell, Submission, candidates, collect
-from minigen_course.kit.grade import Graded, grade_all, grade_one
+from minigen_course.kit.grade import Grade, Graded, grade_all, grade_one
 from minigen_course.kit.report.feedback import feedback
 from minigen_course.kit.report.folder import SUMMARY, safe_name
 from minigen_course.kit.report.marks import MARKS
@@ -491,3 +492,45 @@ def test_the_page_counts_every_known_answer_and_all_are_graded_as_they_deserve()
     rows = json.loads(DATA.read_text(encoding="utf-8"))
     assert rows == {chapter: tried(chapter) for chapter in CHAPTERS}
     assert table(rows) in PAGE.read_text(encoding="utf-8")
+
+
+class DyingPool:
+    """Stands in for workers: one that gets the submission `killer` ends, and all with it."""
+
+    def __init__(self, *_: Any) -> None:
+        self.is_broken = False
+
+    def __enter__(self) -> "DyingPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, _: Any, submission: Submission, missing: Any, *__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.is_broken |= submission.student == "killer"
+        if self.is_broken:
+            future.set_exception(BrokenProcessPool("a worker died"))
+        else:
+            one = Grade("22", "slots_of", 5, 5.0, 4, 4)
+            future.set_result({each.name: (one,) if each is missing[0] else () for each in missing})
+        return future
+
+
+def test_a_worker_that_the_system_kills_costs_one_submission_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "killer", "z"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    monkeypatch.setattr(grade, "ProcessPoolExecutor", DyingPool)
+    assigned, store = assigned_in(["22"]), tmp_path / "store"
+    graded = {
+        each.student: each
+        for each in grade_all(collect(tmp_path / "in"), assigned, store, LIMITS, 2)
+    }
+    assert {name: each.earned for name, each in graded.items()} == {
+        **{"a": 5.0, "b": 5.0, "killer": 0.0, "z": 5.0}
+    }
+    assert all("system killed" in each.why for each in graded["killer"].grades)
+    assert graded["killer"].points > 5, "the marks of every task are still to be had"
+    assert sorted(path.stem for path in store.glob("*.json")) == ["a", "b", "z"]

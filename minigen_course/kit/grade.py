@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,10 +106,11 @@ def grade_all(
     """Yield each submission's grades as they become known, first those that `store` has.
 
     `again` are the students whose stored results are not used. With a course's `seed`, parts are
-    tried with the cases that it draws as well, and questions are graded.
+    tried with the cases that it draws as well, and questions are graded. A submission whose worker
+    the system kills, also when it is graded alone, has no marks and a note, and is not stored.
     """
     store.mkdir(parents=True, exist_ok=True)
-    left = []
+    left: list[Left] = []
     for each in submissions:
         known = {} if each.student in again else _stored(store, each, limits, seed)
         missing = [one for one in assignments if one.name not in known]
@@ -116,24 +118,62 @@ def grade_all(
             left.append((each, known, missing))
         else:
             yield _graded(each, assignments, known)
-    if not left:
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(left)), context, _prepare, (tuple(assignments), seed)
-    ) as pool:
-        futures = {
-            pool.submit(grade_one, each, missing, limits, seed): (each, known)
-            for each, known, missing in left
-        }
-        for future in as_completed(futures):
-            submission, known = futures[future]
-            found = known | future.result()
-            _put(store, submission, limits, seed, found)
-            yield _graded(submission, assignments, found)
+    for (submission, known, missing), new in _in_workers(left, assignments, limits, jobs, seed):
+        if new is None:
+            yield _graded(submission, assignments, known | _of_killed(submission, missing, seed))
+            continue
+        found = known | new
+        _put(store, submission, limits, seed, found)
+        yield _graded(submission, assignments, found)
 
 
 Found = dict[str, tuple[Grade, ...]]  # the grades of a submission by assignment
+Left = tuple[Submission, Found, list[Assigned]]  # known grades, and what is still to be graded
+
+
+def _in_workers(
+    left: Sequence[Left],
+    assignments: Sequence[Assigned],
+    limits: Limits,
+    jobs: int,
+    seed: int | None,
+) -> Iterator[tuple[Left, Found | None]]:
+    """Yield what workers find; None for a submission whose worker was killed when it was alone.
+
+    The death of one worker ends all, and does not tell which submission it was. So the rest is
+    graded in two halves, down to that submission.
+    """
+    if not left:
+        return
+    context, prepared = multiprocessing.get_context("spawn"), (tuple(assignments), seed)
+    waiting = list(left)
+    try:
+        with ProcessPoolExecutor(min(jobs, len(left)), context, _prepare, prepared) as pool:
+            futures = {}
+            for each in left:
+                submission, _, missing = each
+                futures[pool.submit(grade_one, submission, missing, limits, seed)] = each
+            for future in as_completed(futures):
+                found = future.result()
+                waiting.remove(futures[future])
+                yield futures[future], found
+    except BrokenProcessPool:
+        if len(left) == 1:
+            yield left[0], None
+            return
+        half = (len(waiting) + 1) // 2
+        for part in (waiting[:half], waiting[half:]):
+            yield from _in_workers(part, assignments, limits, jobs, seed)
+
+
+def _of_killed(submission: Submission, missing: Sequence[Assigned], seed: int | None) -> Found:
+    """Return no marks for any task, with a note for the instructor."""
+    why = "could not be graded: the system killed the process, perhaps for want of memory"
+    nothing = grade_one(replace(submission, files=()), missing, Limits(), seed)
+    return {
+        name: tuple(replace(each, why=why, notes=(why,)) for each in grades)
+        for name, grades in nothing.items()
+    }
 
 
 def _graded(submission: Submission, assignments: Sequence[Assigned], found: Found) -> Graded:
