@@ -73,11 +73,21 @@ mine = check(11, read_safetensors_header=read_safetensors_header)
 # Try it:
 
 # %%
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors.torch import save_file
+
 from minigen_course.ch11_weights.reference import map_shards
 
-with using(11, read_safetensors_header=mine):
-    tensors = map_shards(shards)  # the folder of this chapter's section on shards
-print(sorted(tensors))
+with TemporaryDirectory(ignore_cleanup_errors=True) as name, using(11, read_safetensors_header=mine):
+    save_file({"norm": torch.ones(3)}, Path(name) / "model-1.safetensors")
+    save_file({"key": torch.ones(2, 5)}, Path(name) / "model-2.safetensors")
+    shards = {"norm": "model-1.safetensors", "key": "model-2.safetensors"}
+    index = json.dumps({"weight_map": shards})
+    (Path(name) / "model.safetensors.index.json").write_text(index)
+    print(sorted(map_shards(Path(name))))
 
 
 # %% [markdown]
@@ -190,9 +200,12 @@ mine = check(11, pack_q4_1=pack_q4_1)
 # Try it:
 
 # %%
+from minigen import hub
+from minigen.checkpoint.gguf import read_gguf
 from minigen.checkpoint.quant_formats import unpack_q4_1
 
-weights = file.tensors["blk.0.attn_q.weight"].dequantize()  # of this chapter's file
+file = read_gguf(hub.resolve(hub.DEFAULT_MODEL))
+weights = file.tensors["blk.0.attn_q.weight"].dequantize()
 again = unpack_q4_1(mine(weights)).flatten(-2)
 print("largest change:", float((again - weights).abs().max()))
 

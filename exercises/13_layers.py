@@ -127,7 +127,7 @@ mine = check(13, apply_rotary=apply_rotary)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(enable_prefix_caching=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 with using(13, apply_rotary=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
 
@@ -246,7 +246,7 @@ mine = check(13, rms_norm=rms_norm)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(enable_prefix_caching=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 with using(13, rms_norm=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
 
@@ -283,7 +283,7 @@ mine = check(13, swiglu=swiglu)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(enable_prefix_caching=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 with using(13, swiglu=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
 

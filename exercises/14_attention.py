@@ -78,7 +78,8 @@ mine = check(14, causal_mask=causal_mask)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(enable_prefix_caching=False, max_num_batched_tokens=16)  # small chunks
+# small chunks
+llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
 prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him a lamp. The keeper"
 with using(14, causal_mask=mine):
     print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)
@@ -124,7 +125,7 @@ mine = check(14, attention=attention)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(enable_prefix_caching=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 with using(14, attention=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
 

@@ -157,7 +157,7 @@ mine = check(15, run_layer=run_layer)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model()
+llm = load_model(weights="float32")
 with using(15, run_layer=mine):
     greedy = SamplingParams(temperature=0, max_tokens=8)
     print(llm.generate("The capital of France is", greedy).text)
@@ -205,7 +205,7 @@ mine = check(15, run_parallel_layer=run_parallel_layer)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model()
+llm = load_model(weights="float32")
 with using(15, run_layer=mine):  # SmolLM2 was trained with one half after the other
     greedy = SamplingParams(temperature=0, max_tokens=8)
     print(repr(llm.generate("The capital of France is", greedy).text))
@@ -255,7 +255,7 @@ mine = check(15, project_qkv=project_qkv)
 from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model()
+llm = load_model(weights="float32")
 with using(15, project_qkv=mine):
     greedy = SamplingParams(temperature=0, max_tokens=8)
     print(llm.generate("The capital of France is", greedy).text)

@@ -85,7 +85,7 @@ class DenseCache:
 mine = check(17, DenseCache=DenseCache)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course import load_model
@@ -200,7 +200,7 @@ class DenseRunner:
 mine = check(17, DenseRunner=DenseRunner)
 
 # %% [markdown]
-# In the running engine:
+# Try it:
 
 # %%
 from minigen_course import load_model

@@ -81,14 +81,14 @@ mine = check(21, sequences_that_fit=sequences_that_fit)
 print(mine(80 * 10**9, 16 * 10**9, 131_072, 2048, 16), "sequences of 2,048 tokens")
 
 # %% [markdown]
-# **Harder.** All sequences begin with the same prompt of P tokens, and they keep one copy of its full blocks, as the section on several owners shows. How many fit now?
+# **Harder.** All sequences begin with the same prompt of P tokens, and they keep one copy of its full blocks, as the chapter's section on several owners shows. How many fit now?
 
 # %% [markdown]
 # ## BlockAllocator
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. `allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and changes nothing. `share` adds an owner to each block. `release` takes an owner from each block, and returns the blocks that are now free. Sharing or releasing a free block raises an error of any kind. No method searches all blocks: the work for one block must not grow with the number of blocks.
+# Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. `allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` (of `minigen.errors`) and changes nothing. `share` adds an owner to each block. `release` takes an owner from each block, and returns the blocks that are now free. Sharing or releasing a free block raises an error of any kind. No method searches all blocks: the work for one block must not grow with the number of blocks.
 
 # %%
 # exercise: minigen.kv_cache.block_allocator.BlockAllocator
@@ -144,7 +144,7 @@ print("allocator:", llm.describe()["allocator"])
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# **Harder.** Allocate adjacent blocks where you can, so that a sequence's blocks lie in long runs. The exercise `choose_adjacent` asks for it, and the cell after it counts the runs.
+# **Harder.** Allocate adjacent blocks where you can, so that a sequence's blocks lie in long runs. The exercise `choose_adjacent` asks for it, and the chapter's notebook then counts the runs.
 
 # %% [markdown]
 # ## copy_on_write
@@ -186,7 +186,7 @@ for choice in answer.choices:
     print(choice.text)
 
 # %% [markdown]
-# **Harder.** A sequence whose last block is full is forked. How many copies are made, and when? A cell further down compares your prediction with the engine's count.
+# **Harder.** A sequence whose last block is full is forked. How many copies are made, and when? The chapter's notebook compares your prediction with the engine's count.
 
 # %% [markdown]
 # ## choose_adjacent

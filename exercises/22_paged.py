@@ -131,7 +131,7 @@ print(mine(np.array([[7, 3], [5, 0]]), np.array([6, 4]), 4).tolist(), "should be
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Write the KV pool. `store` writes each token's key and value into its slot. `gather` returns the keys and values of the blocks in a block table, in the order of the table, as if they were contiguous. The table is one row, or a row per sequence (as `decode` above passes it), and so are the results. `copy_blocks` copies whole blocks, in all layers. The pool also has block 0, for padding.
+# Write the KV pool. `store` writes each token's key and value into its slot. `gather` returns the keys and values of the blocks in a block table, in the order of the table, as if they were contiguous. The table is one row, or a row per sequence (as `decode` in `minigen.kv_cache.paged.attend_paged` passes it), and so are the results. `copy_blocks` copies whole blocks, in all layers. The pool also has block 0, for padding.
 
 # %%
 # exercise: minigen.kv_cache.paged.KVPool

@@ -48,7 +48,7 @@ from minigen_course import check, using
 #
 # *Core, 10 points, about 20 minutes.*
 #
-# Quantise numbers to bytes. Every `size` numbers of a row form a group with one scale, chosen so that the number with the largest magnitude becomes 127 or -127. A group of zeros has the scale 0. Return the bytes (int8, [rows, groups, size]) and the scales (float32, [rows, groups]).
+# Quantise numbers to bytes. Every `size` numbers of a row form a group with one scale, chosen so that the number with the largest magnitude becomes 127 or -127. A group of zeros has the scale 0; do not divide by it, because NumPy's warnings are errors here. Return the bytes (int8, [rows, groups, size]) and the scales (float32, [rows, groups]).
 
 # %%
 # exercise: minigen_course.ch34_cpu_kernels.lesson.quantise_groups

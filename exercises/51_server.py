@@ -61,8 +61,8 @@ def event_data(pieces: Iterable[bytes]) -> Iterator[str]:
 
     `pieces` are the parts of a body, cut at any byte. A line ends with a line feed, perhaps after a
     carriage return. The values of several `data` lines are joined by a line feed. Comments, other
-    fields, events without data and an event that does not end are left out. Source: HTML standard,
-    "Server-sent events".
+    fields, events without a data line and an event that does not end are left out. Source: HTML
+    standard, "Server-sent events".
     """
     raise NotImplementedError  # your turn
 

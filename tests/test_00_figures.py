@@ -212,5 +212,9 @@ def test_every_chapter_solves_one_of_the_five_problems() -> None:
     assert list(solved) == list(PROBLEMS)
     numbers = [number for numbers in solved.values() for number in numbers]
     assert sorted(numbers) == [chapter.number for chapter in read_chapters()][1:]
-    texts = [text.get_text() for text in five_problems().axes[0].texts]
-    assert set(numbers) < set(texts)
+    axes = five_problems().axes[0]
+    assert set(numbers) < {text.get_text() for text in axes.texts}
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    for box in (each.get_bbox() for each in axes.patches if isinstance(each, Rectangle)):
+        assert left <= box.x0 < box.x1 <= right
+        assert bottom <= box.y0 < box.y1 <= top

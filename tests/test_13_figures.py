@@ -146,6 +146,14 @@ def test_perplexity_counts_equally_likely_choices() -> None:
     assert perplexity(torch.tensor([0.25, 0.25, 0.25]).log()) == pytest.approx(4)
 
 
+def test_a_text_without_tokens_is_named(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_llm.tokenizer, "encode", lambda text: [])
+    with pytest.raises(ValueError, match="at least one word"):
+        next_logits(tiny_llm, "")
+    with pytest.raises(ValueError, match="at least one word"):
+        recorded_heads(tiny_llm, [])
+
+
 def test_recorded_heads_are_what_attention_was_given(tiny_llm: LLM) -> None:
     ids = tiny_llm.tokenizer.encode("hello there")
     heads = recorded_heads(tiny_llm, ids)

@@ -257,3 +257,34 @@ def test_a_tile_that_spills_with_four_warps_fits_with_eight() -> None:
         spilled[num_warps] = code.spilled
     assert spilled[4] > 0
     assert spilled[8] == 0
+
+
+def test_a_kernel_that_only_the_interpreter_accepts_is_replaced_with_a_reason() -> None:
+    """In a process of its own, because a kernel may be compiled only where none is interpreted."""
+    output = run_python("-c", _NOT_COMPILING)
+    reason, kept, replaced = output.splitlines()
+    assert reason.startswith("Your kernel does not compile, so the course's is taken: ")
+    assert (kept, replaced) == ("True", "True")
+
+
+_NOT_COMPILING = """
+import tempfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from minigen_course.ch32_flash_attention import kernels
+from minigen_course.ch32_flash_attention.lesson import compiling
+
+text = Path(kernels.__file__).read_text(encoding="utf-8")
+full = 'tl.zeros((BLOCK_M,), tl.float32)'
+assert full in text
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "scalars.py"
+    path.write_text(text.replace(full, "0.0"), encoding="utf-8")
+    spec = spec_from_file_location("scalars", path)
+    scalars = module_from_spec(spec)
+    spec.loader.exec_module(scalars)
+    found = compiling(scalars.flash_kernel)
+print(compiling(kernels.flash_kernel) is kernels.flash_kernel)
+print(found is kernels.flash_kernel)
+"""

@@ -72,6 +72,8 @@ def test_the_cost_of_a_million_tokens_is_the_hourly_price_over_the_hourly_tokens
     assert axes.get_xlabel() == "good tokens per second"
     with pytest.raises(ValueError, match="must be above 0"):
         cost(0, {"few": 300.0})
+    with pytest.raises(ValueError, match="of each load must be above 0"):
+        cost(8.42, {"few": 300.0, "none": 0.0})
 
 
 def test_a_run_is_drawn_with_its_refusals() -> None:

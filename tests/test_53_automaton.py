@@ -73,6 +73,11 @@ def test_every_state_can_reach_an_end(pattern: str) -> None:
         ("[é]", "ASCII characters only"),
         (r"\d", "is not known here"),
         ("a\\", "is not known here"),
+        ("^a", "the whole text"),
+        ("a$", "the whole text"),
+        ("a{3,2}", "upside down"),
+        ("a{0,301}", "at most"),
+        (r"\xg1", "hexadecimal"),
     ],
 )
 def test_a_pattern_that_it_does_not_know_is_refused(pattern: str, words: str) -> None:

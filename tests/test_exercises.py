@@ -1,5 +1,6 @@
 """Every exercise: right answers pass; wrong ones, mutants and stubs get a helpful message."""
 
+import re
 import signal
 import time
 from collections.abc import Generator
@@ -12,6 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from minigen.engine.static_batching import allocate_longest
+from minigen.sequence import ScheduledChunk
+from minigen_course.ch24_scheduler.lesson import ChunkingScheduler
+from minigen_course.ch36_speculative.reference import best_count
+from minigen_course.ch51_server.lesson import event_data
+from minigen_course.ch53_structured_output.automaton import StateMatcher
 from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
 from minigen_course.grading.judge import verdict_on
 from minigen_course.grading.stub import dotted_name
@@ -164,3 +171,77 @@ def test_an_exercise_contains_all_that_a_learner_needs(key: tuple[str, str]) -> 
     assert exercise.harder.endswith((".", "?"))
     assert "mine" in exercise.use
     compile(exercise.use, "use", "exec")
+
+
+@pytest.mark.parametrize("chapter", ["13", "14", "15", "16", "17"])
+def test_a_part_of_torchs_layers_is_used_in_torchs_engine(chapter: str) -> None:
+    """The compiled step, which `auto` takes, calls no function of these chapters."""
+    for exercise in exercises(chapter).values():
+        calls = re.findall(r"load_model\((.*)\)", exercise.use)
+        assert all('weights="float32"' in call for call in calls), exercise.name
+
+
+def drops_empty_events(pieces: Any) -> Any:
+    return (each for each in event_data(pieces) if each)
+
+
+class SpellsFirst(StateMatcher):
+    """Looks a token's bytes up before it asks whether the token is allowed."""
+
+    def accept(self, token_id: int) -> None:
+        if token_id not in self.masks.end_ids:
+            assert self.masks.spellings[token_id]
+        super().accept(token_id)
+
+
+class WholeRest(ChunkingScheduler):
+    """Gives a prompt all that is left of it, also if its logprobs are asked for."""
+
+    def schedule(self) -> list[ScheduledChunk]:
+        chunks, budget = [], self.max_num_batched_tokens
+        for sequence in self.running:
+            num_tokens = min(len(sequence) - sequence.num_computed, budget)
+            chunks.append(ScheduledChunk(sequence, num_tokens))
+            budget -= num_tokens
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            num_tokens = allocate_longest(self.manager, self.waiting[0], budget)
+            if num_tokens == 0:
+                break
+            self.running.append(self.waiting.popleft())
+            chunks.append(ScheduledChunk(self.running[-1], num_tokens))
+            budget -= num_tokens
+        return chunks
+
+
+def sums_floats(
+    codes: np.ndarray, scales: np.ndarray, inputs: np.ndarray, input_scales: np.ndarray
+) -> np.ndarray:
+    """Multiplies integers, and adds them up as floats."""
+    dots = (codes.astype(np.int32) * inputs.astype(np.int32)).sum(axis=-1, dtype=np.float32)
+    return (dots * scales * input_scales).sum(axis=-1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("key", "part", "words"),
+    [
+        (("51", "event_data"), drops_empty_events, "some is empty"),
+        (("53", "StateMatcher"), SpellsFirst, "KeyError"),
+        (("24", "ChunkingScheduler"), WholeRest, "prompt_logprobs"),
+        (("34", "multiply_bytes"), sums_floats, "should be a sum of integers"),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, tuple) else None,
+)
+def test_a_mistake_that_is_easily_missed_is_seen(
+    key: tuple[str, str], part: Any, words: str
+) -> None:
+    passed, message = verdict_on(exercise_of(key).checks, part)
+    assert not passed
+    assert words in message
+
+
+def test_a_count_may_be_numpys() -> None:
+    def of_numpy(acceptance: float, step_costs: Any) -> Any:
+        return np.int64(best_count(acceptance, step_costs))
+
+    passed, message = verdict_on(exercise_of(("36", "best_count")).checks, of_numpy)
+    assert passed, message

@@ -13,9 +13,12 @@ With a hint:  minigen check exercises/11_weights/pack_q4_1.py --hint 1
 
 Try it, in a notebook or a script, with `mine` as your part:
 
+    from minigen import hub
+    from minigen.checkpoint.gguf import read_gguf
     from minigen.checkpoint.quant_formats import unpack_q4_1
 
-    weights = file.tensors["blk.0.attn_q.weight"].dequantize()  # of this chapter's file
+    file = read_gguf(hub.resolve(hub.DEFAULT_MODEL))
+    weights = file.tensors["blk.0.attn_q.weight"].dequantize()
     again = unpack_q4_1(mine(weights)).flatten(-2)
     print("largest change:", float((again - weights).abs().max()))
 

@@ -14,11 +14,21 @@ With a hint:  minigen check exercises/11_weights/read_safetensors_header.py --hi
 Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
+    import json
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from safetensors.torch import save_file
+
     from minigen_course.ch11_weights.reference import map_shards
 
-    with using(11, read_safetensors_header=mine):
-        tensors = map_shards(shards)  # the folder of this chapter's section on shards
-    print(sorted(tensors))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name, using(11, read_safetensors_header=mine):
+        save_file({"norm": torch.ones(3)}, Path(name) / "model-1.safetensors")
+        save_file({"key": torch.ones(2, 5)}, Path(name) / "model-2.safetensors")
+        shards = {"norm": "model-1.safetensors", "key": "model-2.safetensors"}
+        index = json.dumps({"weight_map": shards})
+        (Path(name) / "model.safetensors.index.json").write_text(index)
+        print(sorted(map_shards(Path(name))))
 
 Harder: Refuse an entry whose dtype and shape do not take `end` - `begin` bytes, and a header
 with the same name twice (`json.loads` has an option for it). What could an attacker gain from

@@ -13,7 +13,7 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     from minigen import SamplingParams
     from minigen_course import load_model
 
-    llm = load_model(enable_prefix_caching=False)
+    llm = load_model(weights="float32", enable_prefix_caching=False)
     with using(13, apply_rotary=mine):
         print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
 

@@ -14,7 +14,8 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     from minigen import SamplingParams
     from minigen_course import load_model
 
-    llm = load_model(enable_prefix_caching=False, max_num_batched_tokens=16)  # small chunks
+    # small chunks
+    llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
     prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him a lamp. The keeper"
     with using(14, causal_mask=mine):
         print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)

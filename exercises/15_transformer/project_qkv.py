@@ -14,7 +14,7 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     from minigen import SamplingParams
     from minigen_course import load_model
 
-    llm = load_model()
+    llm = load_model(weights="float32")
     with using(15, project_qkv=mine):
         greedy = SamplingParams(temperature=0, max_tokens=8)
         print(llm.generate("The capital of France is", greedy).text)

@@ -10,7 +10,7 @@ which begins at 0. The cache has room for `max_tokens` tokens, and stores copies
 Check it:     minigen check exercises/17_dense_cache/dense_cache.py
 With a hint:  minigen check exercises/17_dense_cache/dense_cache.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course import load_model

@@ -8,7 +8,7 @@ frees a sequence's cache. `DenseCache` and `attend_dense` are in
 Check it:     minigen check exercises/17_dense_cache/dense_runner.py
 With a hint:  minigen check exercises/17_dense_cache/dense_runner.py --hint 1
 
-Use it in the running engine, in a notebook or a script, with `mine` as your part:
+Try it, in a notebook or a script, with `mine` as your part:
 
     from minigen_course import using
     from minigen_course import load_model

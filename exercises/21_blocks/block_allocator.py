@@ -1,11 +1,11 @@
 """Exercise BlockAllocator of chapter 21 (core, 10 points, about 20 minutes).
 
 Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated.
-`allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and changes
-nothing. `share` adds an owner to each block. `release` takes an owner from each block, and
-returns the blocks that are now free. Sharing or releasing a free block raises an error of any
-kind. No method searches all blocks: the work for one block must not grow with the number of
-blocks.
+`allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` (of
+`minigen.errors`) and changes nothing. `share` adds an owner to each block. `release` takes an
+owner from each block, and returns the blocks that are now free. Sharing or releasing a free
+block raises an error of any kind. No method searches all blocks: the work for one block must
+not grow with the number of blocks.
 
 Check it:     minigen check exercises/21_blocks/block_allocator.py
 With a hint:  minigen check exercises/21_blocks/block_allocator.py --hint 1
@@ -19,7 +19,7 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 Harder: Allocate adjacent blocks where you can, so that a sequence's blocks lie in long runs.
-The exercise `choose_adjacent` asks for it, and the cell after it counts the runs.
+The exercise `choose_adjacent` asks for it, and the chapter's notebook then counts the runs.
 """
 
 # exercise: minigen.kv_cache.block_allocator.BlockAllocator

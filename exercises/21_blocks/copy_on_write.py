@@ -20,8 +20,8 @@ Use it in the running engine, in a notebook or a script, with `mine` as your par
     for choice in answer.choices:
         print(choice.text)
 
-Harder: A sequence whose last block is full is forked. How many copies are made, and when? A
-cell further down compares your prediction with the engine's count.
+Harder: A sequence whose last block is full is forked. How many copies are made, and when? The
+chapter's notebook compares your prediction with the engine's count.
 """
 
 # exercise: minigen.kv_cache.block_allocator.copy_on_write

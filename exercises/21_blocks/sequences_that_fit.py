@@ -12,7 +12,7 @@ Try it, in a notebook or a script, with `mine` as your part:
     print(mine(80 * 10**9, 16 * 10**9, 131_072, 2048, 16), "sequences of 2,048 tokens")
 
 Harder: All sequences begin with the same prompt of P tokens, and they keep one copy of its full
-blocks, as the section on several owners shows. How many fit now?
+blocks, as the chapter's section on several owners shows. How many fit now?
 """
 
 # exercise: minigen_course.ch21_blocks.lesson.sequences_that_fit

@@ -2,9 +2,9 @@
 
 Write the KV pool. `store` writes each token's key and value into its slot. `gather` returns the
 keys and values of the blocks in a block table, in the order of the table, as if they were
-contiguous. The table is one row, or a row per sequence (as `decode` above passes it), and so
-are the results. `copy_blocks` copies whole blocks, in all layers. The pool also has block 0,
-for padding.
+contiguous. The table is one row, or a row per sequence (as `decode` in
+`minigen.kv_cache.paged.attend_paged` passes it), and so are the results. `copy_blocks` copies
+whole blocks, in all layers. The pool also has block 0, for padding.
 
 Check it:     minigen check exercises/22_paged/kv_pool.py
 With a hint:  minigen check exercises/22_paged/kv_pool.py --hint 1

@@ -2,7 +2,8 @@
 
 Quantise numbers to bytes. Every `size` numbers of a row form a group with one scale, chosen so
 that the number with the largest magnitude becomes 127 or -127. A group of zeros has the scale
-0. Return the bytes (int8, [rows, groups, size]) and the scales (float32, [rows, groups]).
+0; do not divide by it, because NumPy's warnings are errors here. Return the bytes (int8, [rows,
+groups, size]) and the scales (float32, [rows, groups]).
 
 Check it:     minigen check exercises/34_cpu_kernels/quantise_groups.py
 With a hint:  minigen check exercises/34_cpu_kernels/quantise_groups.py --hint 1

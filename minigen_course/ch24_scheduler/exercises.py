@@ -181,6 +181,15 @@ def forty_requests_in_chunks(part: Any) -> None:
     )
 
 
+def prompts_with_logprobs_take_32_tokens_per_step(part: Any) -> None:
+    """two prompts with prompt_logprobs (at most 32 tokens per step), 64 tokens per step:"""
+    bench = SchedulerBench(part, budget=64, block_size=16)
+    bench.arrive(80, 2, logprobs=True)
+    bench.arrive(40, 2, logprobs=True)
+    bench.expect_batches([{1: 32, 2: 32}, {1: 32, 2: 8}, {1: 16, 2: 1}])
+    bench.drain(4)
+
+
 def blocks_for_now_are_enough_to_start(part: Any) -> None:
     """6 blocks of 4 tokens: three requests that need 1 block now and at most 3 later:"""
     bench = SchedulerBench(part, num_blocks=6)
@@ -262,6 +271,7 @@ CHECKS = {
         the_rest_of_a_step_goes_to_the_next_prompt,
         a_full_step_admits_no_request,
         batch_slots_and_blocks_still_limit,
+        prompts_with_logprobs_take_32_tokens_per_step,
         two_schedulers_share_no_state,
         forty_requests_in_chunks,
     ),

@@ -1,6 +1,6 @@
 """Chapter 34's exercises: quantise to bytes, pack panels, multiply bytes and 4-bit codes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class Whole(np.ndarray):
         return super().astype(dtype, *args, **kwargs)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(map(_is_float, inputs)):
+        if any(map(_is_float, inputs)) or _asks_for_floats(kwargs):
             _expect_no_columns(inputs)
         plain = [_plain(each) for each in inputs]
         if "out" in kwargs:
@@ -35,7 +35,7 @@ class Whole(np.ndarray):
         return found.view(Whole) if isinstance(found, np.ndarray) else found
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(map(_is_float, args)):
+        if any(map(_is_float, args)) or _asks_for_floats(kwargs):
             _expect_no_columns(args)
         return super().__array_function__(function, types, args, kwargs)
 
@@ -46,6 +46,11 @@ def _plain(each: Any) -> Any:
 
 def _is_float(each: Any) -> bool:
     return isinstance(each, float) or np.issubdtype(getattr(each, "dtype", np.int32), np.inexact)
+
+
+def _asks_for_floats(options: Mapping[str, Any]) -> bool:
+    dtype = options.get("dtype")
+    return dtype is not None and np.issubdtype(dtype, np.inexact)
 
 
 def _expect_no_columns(arrays: Iterable[Any]) -> None:
@@ -248,8 +253,13 @@ ByPanels = Callable[[np.ndarray], np.ndarray]
 def _quantised(part: Quantise, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the result of `part`, with shapes and dtypes checked; a non-finite number raises."""
     before = rows.copy()
-    with np.errstate(all="raise", under="ignore"):
-        found = part(rows, size)
+    try:
+        with np.errstate(all="raise", under="ignore"):
+            found = part(rows, size)
+    except FloatingPointError as error:
+        divides = "divide only where the largest magnitude is above 0"
+        better = divides if "divide" in str(error) else "cause none"
+        raise Wrong(f"NumPy warns of {error}; it should {better}.") from None
     pair = isinstance(found, tuple) and len(found) == 2
     expect(pair, "it should return a tuple of two arrays, the bytes and the scales.")
     codes, scales = found

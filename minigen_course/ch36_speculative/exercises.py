@@ -325,7 +325,9 @@ def all_small_cases(part: AfterVerifying) -> None:
 def _expect_best(part: BestCount, acceptance: float, costs: list[float], right: int) -> None:
     found = part(acceptance, costs)
     what = f"acceptance {acceptance:.4g} and the costs {[round(each, 3) for each in costs]}"
-    expect_equal(found, right, f"{what}: the number of drafts")
+    is_count = isinstance(found, int | np.integer) and not isinstance(found, bool)
+    expect(is_count, f"{what}: got {found!r}; return the number of drafts, a whole number.")
+    expect_equal(int(found), right, f"{what}: the number of drafts")
 
 
 def drafts_that_are_never_right(part: BestCount) -> None:

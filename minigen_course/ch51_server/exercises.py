@@ -320,10 +320,12 @@ def lines_of_one_event_are_joined(part: Any) -> None:
     """an event with two data lines:"""
     found = events_of(part, b"data: one\ndata: two\n\ndata: three\n\n")
     expect_equal(found, ["one\ntwo", "three"], "the data of the events")
+    found = events_of(part, b"data:\n\ndata: one\n\ndata:\ndata: two\n\n")
+    expect_equal(found, ["", "one", "\ntwo"], "the data of the events, of which some is empty")
 
 
 def other_lines_are_left_out(part: Any) -> None:
-    """comments, other fields, and events without data:"""
+    """comments, other fields, and events without a data line:"""
     raw = b": ping\n\n:\n\nevent: note\nid: 7\ndata: one\n:\ndata: more\nretry: 9\n\n\n\nid: 8\n\n"
     found = events_of(part, raw, b"database: no\ndata: two\n\n")
     expect_equal(found, ["one\nmore", "two"], "the data of the events")

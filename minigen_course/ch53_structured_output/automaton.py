@@ -143,6 +143,7 @@ class Automaton:
 
 
 MOST_STATES = 5_000
+MOST_ROUNDS = 300  # each optional round of a regex lies within the one before it
 
 
 def automaton_of(regex: Regex) -> Automaton:
@@ -265,6 +266,10 @@ def _repeated(inner: Regex, rest: list[str]) -> Regex:
 
 def repeated(inner: Regex, least: int, most: int | None) -> Regex:
     """Return a regex `least` to `most` times; None stands for any number."""
+    if most is not None and most < least:
+        raise ValueError(f"A count from {least} to {most} is upside down.")
+    if max(least, most or 0) > MOST_ROUNDS:
+        raise ValueError(f"A count may be {MOST_ROUNDS} here at most, not {max(least, most or 0)}.")
     optional: Regex = star(inner) if most is None else EMPTY
     for _ in range(0 if most is None else most - least):
         optional = either(EMPTY, then(inner, optional))
@@ -287,6 +292,8 @@ def _atom(rest: list[str]) -> Regex:
         return Bytes(_escape(rest))
     if sign in "*+?{":
         raise ValueError(f"The sign {sign} has nothing to repeat.")
+    if sign in "^$":
+        raise ValueError(f"The sign {sign} is not needed: a regex matches the whole text.")
     return text(sign)
 
 
@@ -323,6 +330,8 @@ def _escape(rest: list[str]) -> frozenset[int]:
     if sign == "x":
         digits = "".join(rest[:2])
         del rest[:2]
+        if not re.fullmatch("[0-9a-fA-F]{2}", digits):
+            raise ValueError("A \\x needs two hexadecimal digits.")
         return frozenset({int(digits, 16)})
     if sign in _ESCAPED:
         return frozenset({ord(_ESCAPED[sign])})

@@ -282,7 +282,7 @@ def after_the_end(part: Any) -> None:
 def forbidden_tokens_are_refused(part: Any) -> None:
     """a token that is not allowed:"""
     matcher = part(_masks("ab", "a", "b"))
-    for token in (3, END):
+    for token in (0, 3, END):
         try:
             matcher.accept(token)
         except GrammarError:

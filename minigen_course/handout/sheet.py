@@ -144,13 +144,14 @@ def measures(level: str, points: int, minutes: int) -> str:
 
 
 def runs_engine(exercise: Exercise) -> bool:
-    """Return whether an exercise's use loads a model, or talks to one that is loaded.
+    """Return whether an exercise's use runs the engine: chapter 17 runs a model without it.
 
     >>> [runs_engine(exercises(chapter)[name]) for chapter, name in
-    ...  (("53", "derivative"), ("53", "forced_text"), ("24", "SlotScheduler"))]
-    [True, False, True]
+    ...  (("53", "derivative"), ("53", "forced_text"), ("17", "DenseCache"))]
+    [True, False, False]
     """
-    return re.search(r"\b(LLM|llm|load_model)\b", exercise.use) is not None
+    loads = re.search(r"\b(LLM|llm|load_model)\b", exercise.use) is not None
+    return loads and "continue_dense" not in exercise.use
 
 
 def _exercise_cells(chapter: str, each: Exercise) -> list[dict[str, Any]]:

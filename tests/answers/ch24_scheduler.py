@@ -42,7 +42,7 @@ class OneList:
         free = self.manager.num_available
         if blocks_needed(total, self.manager.block_size) > free:
             return False
-        assert self.manager.allocate(sequence, len(sequence)) == len(sequence)
+        assert self.manager.allocate(sequence, len(sequence)) == sequence.num_wanted
         return bool(self.manager.allocate_slots(sequence, total))
 
     def commit(self, chunks: Any, tokens: Any) -> None:
@@ -70,7 +70,7 @@ class OneListInChunks(OneList):
                 break
             if not sequence.block_ids and not self._start(sequence):
                 break
-            num_tokens = min(len(sequence) - sequence.num_computed, left)
+            num_tokens = min(sequence.num_wanted, left)
             batch.append(ScheduledChunk(sequence, num_tokens))
             left -= num_tokens
         return batch
