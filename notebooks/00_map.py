@@ -396,7 +396,7 @@ print("The engine writes the same three tokens.")
 # second decides how fast the text flows, the [inter-token latency
 # (ITL)](../docs/glossary.md#inter-token-latency-itl).
 #
-# The next cell sends a prompt of 70 tokens and asks for 12. Predict: how many times as long as a
+# The cell after your prediction sends a prompt of 70 tokens and asks for 12. Predict: how many times as long as a
 # decode step does the prefill take?
 
 # %%
@@ -547,8 +547,8 @@ picture(
 # %% [markdown]
 # The chapters are not in the order of the problems, because an engine must run before it can run
 # well. Part 1 (chapters 11 to 17) builds what one request needs, part 2 (21 to 25) lets many
-# requests share it, part 3 (31 to 36) makes it fast, part 4 (41) uses several devices, and part 5
-# (51 and 52) offers it to the world. Serving is everything between a user's text and the model's
+# requests share it, part 3 (31 to 36) makes it fast, part 4 (41 and 42) uses several devices, and part 5
+# (51 to 53) offers it to the world. Serving is everything between a user's text and the model's
 # numbers, so it includes the tokenizer (12) and the choice of tokens (16).
 #
 # ### The stack
@@ -886,7 +886,7 @@ picture(
 # %% [markdown]
 # ## The package's version
 #
-# Both functions open here once yours have passed. Whatever you wrote must agree with the package:
+# Both functions open here once yours have passed. Whatever you wrote must agree with the course's:
 # the number that fits does fit, and one more does not.
 
 # %%
@@ -898,10 +898,8 @@ for name in cost_model.MODELS:
         assert count == cost_model.most_sequences(config, 16, memory, 4096)
         assert my_first(config, 16, memory, [4096] * (count + 1)) == count
 is_yours = my_most is not cost_model.most_sequences and my_first is not cost_model.first_that_fit
-print(
-    f"For {len(cost_model.MODELS)} models on 3 machines,",
-    "your functions agree with the package." if is_yours else "the package agrees with itself.",
-)
+who = "your functions agree" if is_yours else "the course's functions agree"
+print(f"For {len(cost_model.MODELS)} models on 3 machines, {who} with the course's.")
 
 # %% [markdown]
 # ## The measurement again

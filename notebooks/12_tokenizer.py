@@ -531,7 +531,7 @@ print("the model's first merges:", metadata["tokenizer.ggml.merges"][:6])
 # `my_split` and `my_encode_word` read the page and seven texts that were made to break tokenizers:
 # accents apart from their letters, joined emoji, flags, scripts from right to left, odd spaces. The
 # `tokenizers` library, written in Rust, which minigen uses, reads the same texts. Below the results, the
-# package's versions of your functions open.
+# course's versions of your functions open.
 
 # %%
 ranks = model_ranks(metadata)

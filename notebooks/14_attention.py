@@ -352,7 +352,7 @@ for length in (len(ids), 1024, 8192, 131_072):
     print(f"{length:>8,}{length * length:>18,}{gigabytes:>11.3f} GB{all_heads:>11.3f} GB")
 
 # %% [markdown]
-# This model ends at 8,192 tokens; other models reach 131,072. No GPU of today holds the 619 GB of that
+# This model ends at 8,192 tokens; other models reach 131,072. No GPU of today holds the 618 GB of that
 # row, and even one head alone would nearly fill a GPU of 80 GB. Chapter 32 computes attention without
 # ever storing this matrix.
 #

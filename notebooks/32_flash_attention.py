@@ -712,6 +712,9 @@ print(f"16 programs store {stored:,} bytes of scores; the result has {q.nbytes:,
 # `tl.max(scores, axis=1)` and `tl.sum(weights, axis=1)` give one number for each row. To combine a [B]
 # block with a [B, B] block, write `higher[:, None]`, a column. `tl.full((BLOCK,), float("-inf"),
 # tl.float32)` is a block of −∞, `tl.maximum(a, b)` the larger of two in each place, `tl.exp` as in torch.
+# Give each block that is kept its full shape before the loop, because a variable keeps its type in a loop:
+# the interpreter would take a plain 0.0, the compiler does not.
+#
 # Predict what it loads:
 
 # %%
@@ -996,8 +999,10 @@ guess_spilled = predict("128 x 64 spills with 4 warps: how many bytes with 8?", 
 
 # %%
 from minigen_course.ch31_triton.gpu_kernels import SHARED_MEMORY, machine_code
+from minigen_course.ch32_flash_attention.lesson import compiling
 
 on_gpu = [torch.empty(512, n, 128, dtype=torch.bfloat16, device="meta") for n in (32, 8, 8)]
+compiled = compiling(my_kernel)  # the interpreter accepts more than the compiler
 spilled = {}
 for chip, block_m, block_n, num_warps in (
     ("sm_80", 64, 32, 4),
@@ -1006,7 +1011,7 @@ for chip, block_m, block_n, num_warps in (
     ("sm_90", 128, 64, 4),
     ("sm_90", 128, 64, 8),
 ):
-    tile = flash_by(my_kernel, block_m, block_n, num_warps)
+    tile = flash_by(compiled, block_m, block_n, num_warps)
     (code,) = machine_code(chip, lambda tile=tile: tile(*on_gpu))
     spilled[chip, block_m, num_warps] = code.spilled
     print(f"{chip}, {block_m:>3} queries by {block_n} keys, {num_warps} warps:", end=" ")

@@ -133,9 +133,9 @@ print(mark(1000 * min(before.seconds) / 64, "ms per token"))
 
 # %% [markdown]
 # Eight rows cost far less than eight steps, since the weights are read once for all of them. (In bfloat16
-# the kernel of chapter 34 takes rows in tiles of eight, four, two and one, and each tile goes through the
-# weights again, though from the processor's cache. So seven rows, three tiles, may take longer than eight,
-# one tile.) In 4 bits the reading is shorter, so the arithmetic shows earlier: the
+# the kernel of chapter 34 takes rows in tiles of up to eight with AVX-512, of up to four with AVX2, and the rest
+# in tiles of four, two and one. Each tile goes through the weights again, though from the processor's cache. So
+# with AVX-512 seven rows, three tiles, may take longer than eight, one tile.) In 4 bits the reading is shorter, so the arithmetic shows earlier: the
 # weights' form decides how many rows are nearly free. Where the two meet is the ridge of chapter 17's
 # roofline.
 #
@@ -902,7 +902,7 @@ reveal(
 package = NgramProposer(2, 4)
 for length in range(20, 60):
     sequence = lesson.sequence_of((story_ids * 5)[:length])
-    assert list(package.propose([sequence], [6])[0]) == my_drafts(sequence.token_ids, 6, 2, 4)
+    assert list(package.propose([sequence], [6])[0]) == list(my_drafts(sequence.token_ids, 6, 2, 4))
     package.end(sequence)
 print("prompt lookup agrees with the package's index on 40 texts")
 

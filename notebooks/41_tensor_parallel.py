@@ -1568,7 +1568,7 @@ verdicts(
 #   workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), Patarasuk and Yuan 2009: the ring.
 # - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
 #   which cut when, derived from bytes and FLOPs.
-# - [GPipe](https://arxiv.org/abs/1811.06965), Huang et al. 2018: micro-batches and the bubble.
+# - [GPipe](https://arxiv.org/abs/1811.06965), Huang et al. 2019: micro-batches and the bubble.
 # - [Ring Attention](https://arxiv.org/abs/2310.01889), Liu et al. 2023: context parallelism, with
 #   keys and values that travel round a ring.
 # - [vLLM: parallelism and scaling](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), and

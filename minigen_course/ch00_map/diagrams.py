@@ -168,7 +168,7 @@ PROBLEMS = {  # what each of the five asks, and what happens without an answer
     ),
 }
 COLOURS = (BLUE, GREEN, AMBER, ORANGE, PINK)
-PER_ROW = 3
+PER_ROW = 4
 
 
 @cache
@@ -212,7 +212,7 @@ def five_problems() -> Figure:
             color=INK,
         )
         for place, number in enumerate(chapters_by_problem()[name]):
-            x, y = left + 0.64 * (place % PER_ROW), 0.56 - 0.44 * (place // PER_ROW)
-            axes.add_patch(Rectangle((x + 0.02, y), 0.6, 0.37, color=COLOURS[column], alpha=0.25))
-            axes.text(x + 0.32, y + 0.18, number, ha="center", va="center", fontsize=9, color=INK)
+            x, y = left + 0.48 * (place % PER_ROW), 0.56 - 0.44 * (place // PER_ROW)
+            axes.add_patch(Rectangle((x + 0.02, y), 0.44, 0.37, color=COLOURS[column], alpha=0.25))
+            axes.text(x + 0.24, y + 0.18, number, ha="center", va="center", fontsize=9, color=INK)
     return made

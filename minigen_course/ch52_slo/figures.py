@@ -345,11 +345,11 @@ def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
 
     `price_per_hour` is in dollars; `tokens` has each point's good tokens per second, those of
     requests that met their objectives. Dollars per million tokens = price per hour / (0.0036 x
-    tokens per second), because an hour has 3600 seconds. Raises `ValueError` unless the price is
-    above 0.
+    tokens per second), because an hour has 3600 seconds. Raises `ValueError` unless the price and
+    each of the tokens are above 0.
     """
-    if price_per_hour <= 0:
-        raise ValueError(f"price_per_hour is {price_per_hour:g}; it must be above 0.")
+    if min(price_per_hour, *tokens.values()) <= 0:
+        raise ValueError("The price and the good tokens of each load must be above 0.")
     made, axes = figure(9, 3.4)
     most = 1.3 * max(tokens.values())
     rates = np.geomspace(most / 60, most, 200)

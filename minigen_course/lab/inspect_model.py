@@ -28,6 +28,8 @@ from minigen.renamed import refuse_old_options
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import ScheduledChunk, Sequence
 
+NO_WORDS = "Write at least one word."
+
 
 def load_model(name: str = hub.DEFAULT_MODEL, **options: Any) -> LLM:
     """Load a model with `LLM.load`; pull it first, with progress bars, if it is missing.
@@ -85,6 +87,8 @@ def next_logits(llm: LLM, text: str) -> Float[Tensor, " vocab"]:
     """Return the logits of the token after `text`, computed in one pass without a cache."""
     model = transformer_of(llm)
     token_ids = llm.tokenizer.encode(text)
+    if not token_ids:
+        raise ValueError(NO_WORDS)
     attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
     hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
     return model.logits(hidden[-1:])[0].float()
@@ -263,6 +267,8 @@ def recorded_states(llm: LLM, token_ids: SequenceOf[int]) -> Float[Tensor, "stat
 @torch.inference_mode()
 def recorded_heads(llm: LLM, token_ids: SequenceOf[int]) -> tuple[HeadInputs, ...]:
     """Return every layer's queries, keys and values, recorded by a wrapped `attend`."""
+    if not len(token_ids):
+        raise ValueError(NO_WORDS)
     heads: list[HeadInputs] = []
     usual = attend_packed([len(token_ids)], llm.config.sliding_windows)
 
