@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from minigen.engine.static_batching import allocate_longest
 from minigen.sequence import ScheduledChunk
 from minigen_course.ch24_scheduler.lesson import ChunkingScheduler
 from minigen_course.ch36_speculative.reference import best_count
@@ -195,21 +194,15 @@ class SpellsFirst(StateMatcher):
 
 
 class WholeRest(ChunkingScheduler):
-    """Gives a prompt all that is left of it, also if its logprobs are asked for."""
+    """Gives the first prompt all that is left of a step, also if its logprobs are asked for."""
 
     def schedule(self) -> list[ScheduledChunk]:
-        chunks, budget = [], self.max_num_batched_tokens
-        for sequence in self.running:
-            num_tokens = min(len(sequence) - sequence.num_computed, budget)
-            chunks.append(ScheduledChunk(sequence, num_tokens))
-            budget -= num_tokens
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            num_tokens = allocate_longest(self.manager, self.waiting[0], budget)
-            if num_tokens == 0:
-                break
-            self.running.append(self.waiting.popleft())
-            chunks.append(ScheduledChunk(self.running[-1], num_tokens))
-            budget -= num_tokens
+        chunks = super().schedule()
+        spare = self.max_num_batched_tokens - sum(each.num_tokens for each in chunks)
+        if chunks:
+            first, num_tokens = chunks[0].sequence, chunks[0].num_tokens
+            rest = len(first) - first.num_computed - num_tokens
+            chunks[0] = ScheduledChunk(first, num_tokens + min(spare, rest))
         return chunks
 
 
