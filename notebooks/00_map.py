@@ -396,8 +396,8 @@ print("The engine writes the same three tokens.")
 # second decides how fast the text flows, the [inter-token latency
 # (ITL)](../docs/glossary.md#inter-token-latency-itl).
 #
-# The cell after your prediction sends a prompt of 70 tokens and asks for 12. Predict: how many times as long as a
-# decode step does the prefill take?
+# The cell after your prediction sends a prompt of 70 tokens and asks for 12. Predict: how many times
+# as long as a decode step does the prefill take?
 
 # %%
 guess_prefill = predict(

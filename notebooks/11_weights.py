@@ -865,11 +865,11 @@ print(f"blocks that come back byte for byte: {(again == blocks).all(-1).float().
 #
 # ## The package's version
 #
-# The course's and the package's versions of the four exercises open below, once yours have passed. In the engine, a
-# `StoredTensor` is a view of mapped bytes together with a format. Opening a file makes 272 of them and
-# reads no weight. `rows()` and `columns()` cut such a view without reading it, which is how several
-# GPUs each get their part (chapter 41). `dequantize()`, below the exercises, then converts it in chunks
-# of a thousand rows, so that the conversion needs little memory besides its result.
+# The course's and the package's versions of the four exercises open below, once yours have passed. In the
+# engine, a `StoredTensor` is a view of mapped bytes together with a format. Opening a file makes 272 of
+# them and reads no weight. `rows()` and `columns()` cut such a view without reading it, which is how
+# several GPUs each get their part (chapter 41). `dequantize()`, below the exercises, then converts it in
+# chunks of a thousand rows, so that the conversion needs little memory besides its result.
 
 # %%
 reveal(11, read_safetensors_header=my_header, float_of_bits=my_float)

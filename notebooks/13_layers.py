@@ -834,10 +834,10 @@ with using(13, rms_norm=my_norm):
 # | float16 | 5 | 10 | 65,504 | 0.001 |
 # | bfloat16 | 8 | 7 | $3.4 \cdot 10^{38}$ | 0.008 |
 #
-# float16 keeps more digits, bfloat16 keeps the range of float32. The cell after your prediction computes the whole norm
-# in each of them, squares included. It also tries to subtract the mean first, as LayerNorm does. In
-# figure 13.10 the largest number after 20 layers is about 24,500. Which format will suffer more? (Write
-# `"float16"` or `"bfloat16"`.)
+# float16 keeps more digits, bfloat16 keeps the range of float32. The cell after your prediction computes
+# the whole norm in each of them, squares included. It also tries to subtract the mean first, as LayerNorm
+# does. In figure 13.10 the largest number after 20 layers is about 24,500. Which format will suffer more?
+# (Write `"float16"` or `"bfloat16"`.)
 
 # %%
 guess_format = predict("Which format breaks the norm?", None)

@@ -264,16 +264,17 @@ picture(
 #
 # (Why three sequences may take as long as four. Details of one kernel; skip them at first reading.)
 # What was measured follows this only on the whole, because a kernel does not work by single
-# sequences. With weights in 4 bits, minigen's compiled step cuts a batch into **tiles** of four,
-# two or one (on Intel's processors with AVX-512 VNNI, large batches also into tiles of six; chapter 34). A batch of three is a tile of two and a tile of one, each of which
-# unpacks all 4-bit weights, so it often takes about as long as one tile of four. From five
-# sequences on, the kernel also makes one more pass over each piece of the weights, which all tiles
-# share. So the doubling from 4 to 8 is irregular: it gains less than the formulas say where that pass costs
-# more than it saves, and more where it saves the tiles their unpacking (in Figure 24.1 it gains the most of all). On a processor with
-# AMX (instructions for products of small matrices, chapter 34), with 4-bit weights 28 sequences or
-# more go through tiles of sixteen instead, so 32 may gain more than the formulas say. (Where torch
-# computes the step, other sizes do well. If a single point of yours lies far off, another program
-# had the processor: run the cell again.)
+# sequences. With weights in 4 bits, minigen's compiled step cuts a batch into **tiles** of four, two
+# or one (on Intel's processors with AVX-512 VNNI, large batches also into tiles of six; chapter 34).
+# A batch of three is a tile of two and a tile of one, each of which unpacks all 4-bit weights, so it
+# often takes about as long as one tile of four. From five sequences on, the kernel also makes one
+# more pass over each piece of the weights, which all tiles share. So the doubling from 4 to 8 is
+# irregular: it gains less than the formulas say where that pass costs more than it saves, and more
+# where it saves the tiles their unpacking (in our Figure 24.1 it gains the most). On a processor
+# with AMX (instructions for products of small matrices, chapter 34), with 4-bit weights 28 sequences
+# or more go through tiles of sixteen instead, so 32 may gain more than the formulas say. (Where torch
+# computes the step, other sizes do well. If a single point of yours lies far off, another program had
+# the processor: run the cell again.)
 #
 # Some rules of thumb name no machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
 # only 5 to 10 %. Compare them with your bars. With weights in bfloat16, most large GPUs have their knee at 150 sequences or more (an H100 at 295: two operations and two bytes per weight, 989 TFLOP/s
@@ -933,11 +934,11 @@ class PreemptingScheduler(WholePromptScheduler):
 mine = check(24, PreemptingScheduler=PreemptingScheduler)
 
 # %% [markdown]
-# Now the third one goes into the engine, with the first six of the twelve requests of *When blocks
-# run out*, in a memory that is too small for them. As long as yours has not passed, the course's own runs, and the
-# line below says so. `save_part` writes a part to a file with all that it uses; what
-# it returns is what `minigen serve --scheduler` takes (chapter 51's server). The last two lines of the cell load it
-# from that file, and serve the four requests of Figure 24.5.
+# Now the third one goes into the engine, with the first six of the twelve requests of *When blocks run
+# out*, in a memory that is too small for them. As long as yours has not passed, the course's own runs, and
+# the line below says so. `save_part` writes a part to a file with all that it uses; what it returns is
+# what `minigen serve --scheduler` takes (chapter 51's server). The last two lines of the cell load it from
+# that file, and serve the four requests of Figure 24.5.
 
 # %%
 small = load(scheduler=mine, max_num_seqs=8, num_blocks=20, max_num_batched_tokens=64)

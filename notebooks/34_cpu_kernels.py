@@ -1247,10 +1247,10 @@ for name, share in kinds.items():
 #
 # Per group, panel and token, there are eight byte instructions. (The low four bits of a word's bytes are
 # one word of codes, the high four another.) Four more multiplications follow: $z$ with the sum of the
-# codes, $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor,
-# $t\,(\sum b_i + 32\,z)$, is computed once, with the inputs. And $\sum c_i$, which all tokens share, takes eight
-# byte instructions for each group of a panel. With five tokens or more on Intel's AVX-512 it takes one,
-# because the codes are added as bytes first.)
+# codes, $s$ with $t$, their product with the integers' sum, and one for $m$. (Its factor, $t\,(\sum b_i +
+# 32\,z)$, is computed once, with the inputs. And $\sum c_i$, which all tokens share, takes eight byte
+# instructions for each group of a panel. With five tokens or more on Intel's AVX-512 it takes one, because
+# the codes are added as bytes first.)
 #
 # The package stores $m$ as an **offset** $o$, a whole number of 256ths of a step. On Intel's and
 # AMD's processors that saves one of the four multiplications. (A step, from one code to the next,

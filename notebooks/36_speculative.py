@@ -133,11 +133,11 @@ print(mark(1000 * min(before.seconds) / 64, "ms per token"))
 
 # %% [markdown]
 # Eight rows cost far less than eight steps, since the weights are read once for all of them. (In bfloat16
-# the kernel of chapter 34 takes rows in tiles of up to eight with AVX-512, of up to four with AVX2, and the rest
-# in tiles of four, two and one. Each tile goes through the weights again, though from the processor's cache. So
-# with AVX-512 seven rows, three tiles, may take longer than eight, one tile.) In 4 bits the reading is shorter, so the arithmetic shows earlier: the
-# weights' form decides how many rows are nearly free. Where the two meet is the ridge of chapter 17's
-# roofline.
+# the kernel of chapter 34 takes rows in tiles of up to eight with AVX-512, of up to four with AVX2, and
+# the rest in tiles of four, two and one. Each tile goes through the weights again, though from the
+# processor's cache. So with AVX-512 seven rows, three tiles, may take longer than eight, one tile.) In 4
+# bits the reading is shorter, so the arithmetic shows earlier: the weights' form decides how many rows are
+# nearly free. Where the two meet is the ridge of chapter 17's roofline.
 #
 # If the next seven tokens were known, one step could check all of them: the logits after each token
 # say what the model itself would have chosen there. That is all that verification needs.

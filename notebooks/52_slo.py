@@ -141,11 +141,11 @@ picture(
 # tokens stands at its left. Pink is the wait for the step that was running when the request came: the
 # engine takes requests in between two steps. Grey is the time in the queue, until the request first ran.
 # Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
-# [decode](../docs/glossary.md#decode), until its last token. Requests that were already running (the
-# third and the fourth bar, in our run) had to wait for the long text between two of their words. Those that came while it
-# was computed waited for that step to end (pink), and most then for a slot (grey). (The **median**, p50,
-# is the wait in the middle: 8 of the 17 are shorter.) The printed times begin when a request was to be
-# sent, the bars a few milliseconds later, when it reached the server.
+# [decode](../docs/glossary.md#decode), until its last token. Requests that were already running (the third
+# and the fourth bar, in our run) had to wait for the long text between two of their words. Those that came
+# while it was computed waited for that step to end (pink), and most then for a slot (grey). (The
+# **median**, p50, is the wait in the middle: 8 of the 17 are shorter.) The printed times begin when a
+# request was to be sent, the bars a few milliseconds later, when it reached the server.
 #
 # ## Four latencies
 #

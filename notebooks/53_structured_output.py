@@ -748,10 +748,9 @@ picture(
 
 # %% [markdown]
 # With forced text, the model is asked only for the tokens of the *content*, and for the last token of each
-# forced run. The longer the names of a
-# schema, the larger the gain. minigen takes forced tokens as guesses and verifies several of them in one
-# step, if `LLM.load` gets `speculative_config={"method": "grammar"}`: a form forces text, and the model may
-# have other tokens for the same text.
+# forced run. The longer the names of a schema, the larger the gain. minigen takes forced tokens as guesses
+# and verifies several of them in one step, if `LLM.load` gets `speculative_config={"method": "grammar"}`:
+# a form forces text, and the model may have other tokens for the same text.
 #
 # ## The package's version
 #
