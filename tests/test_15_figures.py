@@ -69,7 +69,8 @@ def test_the_last_row_of_the_lens_is_the_models_prediction() -> None:
     text = "The capital of France is"
     lens, logits = look(llm, text), next_logits(llm, text)
     assert int(lens.likeliest[-1, -1]) == int(logits.argmax()) == int(lens.final[-1, 0])
-    assert float(lens.probability[-1, -1]) == pytest.approx(float(logits.softmax(-1).max()))
+    expected = pytest.approx(float(logits.softmax(-1).max()), rel=1e-5)  # other shapes, other sums
+    assert float(lens.probability[-1, -1]) == expected
     states = recorded_states(llm, llm.tokenizer.encode(text))
     assert len(states) == llm.config.num_layers + 1
     with pytest.raises(ValueError, match="at least one word"):

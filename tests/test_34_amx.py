@@ -38,6 +38,7 @@ from minigen.kernels.cpu.team import pool_of_one
 from minigen.kernels.jit.code_cache import fingerprint
 from tests.processes import said_by
 from tools.chapters import ROOT
+from tools.portability.environments import AVX2_ALONE
 
 needs_tiles = pytest.mark.skipif(
     not USE_TILES, reason="this processor or this system has no AMX tiles"
@@ -304,7 +305,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"REFUSE": "1"}, {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}],
+    [{"REFUSE": "1"}, {"NUMBA_CPU_NAME": "generic"}, AVX2_ALONE],
     ids=["the system refuses", "generic", "avx2"],
 )
 def test_without_tiles_the_bits_are_the_same_and_the_machine_code_another(

@@ -21,7 +21,7 @@ def pytest_configure() -> None:
 def _patch_language_once_per_launch() -> None:
     """Let the interpreter patch Triton's language at a launch, not at each call within it.
 
-    A call of another function in a kernel patches the language of its module anew, which took a
+    A call of another function in a kernel patches the language of its module again, which took a
     quarter of these checks' time. Its module sees `tl` or `tl.core`, so a launch patches both.
     """
     import triton.language as tl
