@@ -4,7 +4,7 @@
 #     docker run --rm -it minigen                 # make demo
 #     docker run --rm -it minigen make test
 #
-# The version of torch is in constraints.txt. pip's torch for Linux includes CUDA, which takes several
+# Without TORCH_INDEX, the version of torch is that of constraints.txt. pip's torch for Linux includes CUDA, which takes several
 # GB. For PyTorch's CPU build, pass the index address that pytorch.org shows (Compute Platform: CPU):
 # docker build --build-arg TORCH_INDEX=ADDRESS -t minigen .
 

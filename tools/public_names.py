@@ -51,7 +51,7 @@ def page() -> str:
         "`minigen.protocols`": [
             line
             for name, each in vars(protocols).items()
-            if getattr(each, "_is_protocol", False) and each.__module__ == protocols.__name__
+            if getattr(each, "_is_protocol", False) and each.__module__.startswith("minigen.")
             for line in (f"`{name}`", *(f"  {member}" for member in _members(each)))
         ],
         "`minigen.errors`": [
