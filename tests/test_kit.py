@@ -506,8 +506,12 @@ class DyingPool:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def submit(self, _: Any, submission: Submission, missing: Any, *__: Any) -> Future[Any]:
+    def submit(self, function: Any, *given: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        if not given:
+            future.set_result(function())
+            return future
+        submission, missing, *_ = given
         self.is_broken |= submission.student == "killer"
         if self.is_broken:
             future.set_exception(BrokenProcessPool("a worker died"))
@@ -534,3 +538,19 @@ def test_a_worker_that_the_system_kills_costs_one_submission_its_marks(
     assert all("system killed" in each.why for each in graded["killer"].grades)
     assert graded["killer"].points > 5, "the marks of every task are still to be had"
     assert sorted(path.stem for path in store.glob("*.json")) == ["a", "b", "z"]
+
+
+def test_workers_that_cannot_start_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(DyingPool):
+        def submit(self, *_: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool("the initializer failed"))
+            return future
+
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    monkeypatch.setattr(grade, "ProcessPoolExecutor", Broken)
+    grading = grade_all(collect(tmp_path / "in"), assigned_in(["22"]), tmp_path / "s", LIMITS, 2)
+    with pytest.raises(BrokenProcessPool, match="initializer"):
+        list(grading)

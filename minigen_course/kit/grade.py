@@ -141,14 +141,16 @@ def _in_workers(
     """Yield what workers find; None for a submission whose worker was killed when it was alone.
 
     The death of one worker ends all, and does not tell which submission it was. So the rest is
-    graded in two halves, down to that submission.
+    graded in two halves, down to that submission. A worker that cannot even start is an error.
     """
     if not left:
         return
     context, prepared = multiprocessing.get_context("spawn"), (tuple(assignments), seed)
-    waiting = list(left)
+    waiting, has_started = list(left), False
     try:
         with ProcessPoolExecutor(min(jobs, len(left)), context, _prepare, prepared) as pool:
+            pool.submit(int).result()
+            has_started = True
             futures = {}
             for each in left:
                 submission, _, missing = each
@@ -158,6 +160,8 @@ def _in_workers(
                 waiting.remove(futures[future])
                 yield futures[future], found
     except BrokenProcessPool:
+        if not has_started:
+            raise
         if len(left) == 1:
             yield left[0], None
             return
