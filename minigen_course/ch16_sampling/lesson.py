@@ -26,12 +26,14 @@ from minigen.sequence import Logprob
 def repeated_runs(text: str, words: int = 4) -> float:
     """Return the share of a text's runs of `words` words that occurred before in the text.
 
+    It is 0 for a text of fewer words.
+
     >>> repeated_runs("go on go on go on", words=2)  # 3 of 5
     0.6
     """
     all_words = text.split()
     runs = [tuple(all_words[i : i + words]) for i in range(len(all_words) - words + 1)]
-    return 1 - len(set(runs)) / len(runs)
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def perplexity_by_logprobs(
