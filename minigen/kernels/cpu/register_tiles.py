@@ -25,17 +25,38 @@ from minigen.kernels.cpu.dots import (
 )
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
 from minigen.kernels.cpu.simd import (
+    FEATURES,
     FLOAT_LANES,
     FLOATS,
     WORD_LANES,
     WORDS,
+    OutsideKernelError,
     address,
     broadcast,
     multiply_add,
+    overload,
     same,
 )
+from minigen.kernels.processor import IS_X86
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
+HOLDS_EIGHT_ROWS = "avx512f" in FEATURES  # 32 registers of sixteen lanes: two tiles of eight rows
+
+
+def in_registers(tokens: Any) -> Any:
+    """Return the tuple of the rows whose sums lie in registers at once: some of `tokens`, or all.
+
+    They take half of the registers: sixteen of eight lanes with AVX, of four without it, or Arm's
+    32 of four.
+    """
+    raise OutsideKernelError
+
+
+@overload(in_registers)
+def _in_registers(tokens):
+    most = FOUR if "avx" in FEATURES or not IS_X86 else TWO
+    few = most if tokens.count > len(most) else (0,) * tokens.count
+    return lambda tokens: few
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
