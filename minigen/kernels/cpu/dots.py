@@ -138,6 +138,8 @@ def _in_16_bits(width: int) -> EmitCodes:
         builder: Any, totals: list[Any], order: Sequence[int], codes: Emit, signed: Emit
     ) -> list[Any]:
         assert len(order) <= FEW
+        if len(totals) == 1:  # the order of reading is LLVM's
+            codes, signed = _read_first(1, order, codes, signed)
         at_once = IN_REGISTERS // len(totals)
         sums: list[list[Any]] = [[] for _ in totals]
         for first in range(0, len(parts), at_once):
@@ -188,20 +190,24 @@ def in_order(builder: Any, vector: Any) -> Any:
     return builder.asm(kind, "", "=x,0", [vector], side_effect=True)
 
 
+def _read_first(tokens: int, order: Sequence[int], codes: Emit, signed: Emit) -> tuple[Emit, Emit]:
+    """Emit all vectors at once; return functions that give them."""
+    vectors = {which: codes(which) for which in sorted(order)}
+    numbers = {which: [signed(which, token) for token in range(tokens)] for which in sorted(order)}
+    return vectors.__getitem__, lambda which, token: numbers[which][token]
+
+
 def _in_turn(emit: Emit) -> EmitCodes:
     """Return what emits dot products one after the other, a vector of codes for all tokens."""
 
     def in_turn(
         builder: Any, totals: list[Any], order: Sequence[int], codes: Emit, signed: Emit
     ) -> list[Any]:
-        vectors = {which: codes(which) for which in sorted(order)}
-        numbers = {
-            which: [signed(which, token) for token in range(len(totals))] for which in sorted(order)
-        }
+        codes, signed = _read_first(len(totals), order, codes, signed)
         for which in order:
             totals = [
-                emit(builder, total, vectors[which], number)
-                for total, number in zip(totals, numbers[which], strict=True)
+                emit(builder, total, codes(which), signed(which, token))
+                for token, total in enumerate(totals)
             ]
         return totals
 

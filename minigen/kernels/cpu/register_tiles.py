@@ -37,25 +37,23 @@ from minigen.kernels.cpu.simd import (
     overload,
     same,
 )
-from minigen.kernels.processor import IS_X86
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
 HOLDS_EIGHT_ROWS = "avx512f" in FEATURES  # 32 registers of sixteen lanes: two tiles of eight rows
 
 
 def in_registers(tokens: Any) -> Any:
-    """Return the tuple of the rows whose sums lie in registers at once: some of `tokens`, or all.
+    """Return the tuple of the rows whose sums lie in registers at once, without AVX-512.
 
-    They take half of the registers: sixteen of eight lanes with AVX, of four without it, or Arm's
-    32 of four.
+    Four rows take eight of AVX2's sixteen registers, or sixteen of Arm's 32. The 16 of processors
+    without AVX are too few for them, but two rows at a time are no faster.
     """
     raise OutsideKernelError
 
 
 @overload(in_registers)
 def _in_registers(tokens):
-    most = FOUR if "avx" in FEATURES or not IS_X86 else TWO
-    few = most if tokens.count > len(most) else (0,) * tokens.count
+    few = (0,) * min(tokens.count, len(FOUR))
     return lambda tokens: few
 
 
