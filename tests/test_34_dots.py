@@ -4,6 +4,7 @@ import platform
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from minigen.kernels.cpu.register_tiles import (
     store_tile,
     zeros,
 )
-from minigen.kernels.cpu.simd import WORDS, load, same
+from minigen.kernels.cpu.simd import WORDS, broadcast, load, same
 from tests.processes import said_by
 
 ARM = "aarch64-linux-gnu"
@@ -146,14 +147,24 @@ def test_the_fastest_way_that_a_processor_has_is_chosen(features: str, name: str
     assert fastest(features.split()).name == name
 
 
-def machine_code(text: str, triple: str, features: str) -> Counter[str]:
-    """Compile LLVM's language for another processor; return how often it has each instruction."""
+def assembly_of(text: str, triple: str, features: str) -> str:
+    """Compile LLVM's language for another processor."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple(triple)
     machine = target.create_target_machine(features=features, opt=3)
-    assembly = machine.emit_assembly(binding.parse_assembly(text))
+    assembly: str = machine.emit_assembly(binding.parse_assembly(text))
+    return assembly
+
+
+def instructions_of(assembly: str) -> Counter[str]:
+    """Return how often assembly has each instruction."""
     return Counter(re.findall(r"^\t(?:\{vex\}\s+)?([a-z]\w*)", assembly, re.MULTILINE))
+
+
+def machine_code(text: str, triple: str, features: str) -> Counter[str]:
+    """Compile LLVM's language for another processor; return how often it has each instruction."""
+    return instructions_of(assembly_of(text, triple, features))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +194,10 @@ def test_a_vector_of_products_takes_these_instructions(
     total, unsigned, signed = (builder.load(each) for each in function.args)
     if as_codes:
         other = builder.lshr(unsigned, same(4))
-        found = way.emit_codes(builder, total, [unsigned, other], [signed, total])
+        codes, numbers = (unsigned, other), (signed, total)
+        (found,) = way.emit_codes(
+            builder, [total], (0, 1), codes.__getitem__, lambda which, token: numbers[which]
+        )
     else:
         found = way.emit(builder, total, unsigned, signed)
     builder.store(found, function.args[0])
@@ -191,6 +205,45 @@ def test_a_vector_of_products_takes_these_instructions(
     triple = ARM if "NEON" in name else "x86_64-linux-gnu"
     needed = {*way.needs, "avx512f"} if "512" in name else way.needs - {"x86-64"}
     counts = machine_code(str(module), triple, ",".join(f"+{each}" for each in needed))
+    assert {each: counts[each] for each in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # eight vectors of two registers: codes once, then each of four tokens' numbers
+        ("AVX2", {"vpmaddubsw": 64, "vpbroadcastd": 32, "reads": 16, "kept": 0}),
+        # in two halves, each with all numbers; the first one's sums wait in memory, and `totals`
+        ("SSSE3", {"pmaddubsw": 128, "pshufd": 64, "reads": 32, "kept": 9}),
+    ],
+)
+def test_a_tile_of_four_tokens_keeps_its_sums_in_registers(
+    name: str, expected: dict[str, int]
+) -> None:
+    (way,) = (each for each in BYTE_DOTS if each.name == name)
+    module = ir.Module()
+    words, numbers = WORDS.as_pointer(), ir.IntType(32).as_pointer()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [words, words, numbers]), "dots")
+    builder = ir.IRBuilder(function.append_basic_block())
+    out, codes, bytes_of = function.args
+
+    def vector(which: int) -> Any:
+        return builder.load(builder.gep(codes, [ir.IntType(64)(which)]), align=4)
+
+    def number(which: int, token: int) -> Any:
+        return broadcast(
+            builder, builder.load(builder.gep(bytes_of, [ir.IntType(64)(8 * token + which)]))
+        )
+
+    rows = way.emit_codes(builder, [same(0)] * 4, range(8), vector, number)
+    for token, row in enumerate(rows):
+        builder.store(row, builder.gep(out, [ir.IntType(64)(token)]), align=4)
+    builder.ret_void()
+    features = ",".join(f"+{each}" for each in way.needs)
+    text = assembly_of(str(module), "x86_64-linux-gnu", features)
+    counts = instructions_of(text)
+    counts["reads"] = len(re.findall(r"\tv?movdq[ua]\s+-?\d*\(%rsi\)", text))
+    counts["kept"] = len(re.findall(r"%[xy]mm\d+, -?\d*\(%rsp\)", text))
     assert {each: counts[each] for each in expected} == expected
 
 

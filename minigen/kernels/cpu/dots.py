@@ -13,7 +13,7 @@ Sources: Intel's Intrinsics Guide for `vpdpbusd`, `vpmaddubsw`, `vpmaddwd` and `
 Architecture Reference Manual for SDOT and USDOT.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -39,22 +39,22 @@ _PMADDWD = {  # by their lanes
 }
 _PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 4: "llvm.x86.ssse3.pmadd.ub.sw.128"}
 FEW = 8  # vectors of codes up to 15: 8 x 2 x 15 x 128 is less than 2^15
+IN_REGISTERS = 8  # sums at a time, of sixteen registers: the others hold codes and bytes
 Emit = Callable[..., Any]
+EmitCodes = Callable[[Any, list[Any], Sequence[int], Emit, Emit], list[Any]]
 
 
 class ByteDots(NamedTuple):
     """A way to add dot products of bytes: its name, the instructions it needs, what it emits.
 
-    `emit(builder, total, unsigned, signed)` takes any unsigned bytes. `emit_codes(builder, total,
-    codes, signed)` takes lists of at most `FEW` vectors, whose unsigned bytes are at most 15; it is
-    fastest with `at_once` of them.
+    `emit(builder, total, unsigned, signed)` takes any unsigned bytes. `emit_codes` is the same for
+    a tile of tokens and bytes of at most 15: see `code_dots`.
     """
 
     name: str
     needs: frozenset[str]
     emit: Emit
-    emit_codes: Emit
-    at_once: int
+    emit_codes: EmitCodes
 
 
 def in_parts(builder: Any, width: int, operate: Emit, *vectors: Any) -> Any:
@@ -63,6 +63,12 @@ def in_parts(builder: Any, width: int, operate: Emit, *vectors: Any) -> Any:
     for first in range(0, NUM_LANES, width):
         lanes = ir.Constant(ir.VectorType(I32, width), list(range(first, first + width)))
         parts.append(operate(*(builder.shuffle_vector(each, each, lanes) for each in vectors)))
+    return joined(builder, parts)
+
+
+def joined(builder: Any, parts: list[Any]) -> Any:
+    """Join vectors of words, whose number is a power of two, into one."""
+    width = parts[0].type.count
     while len(parts) > 1:
         width *= 2
         both = ir.Constant(ir.VectorType(I32, width), list(range(width)))
@@ -114,38 +120,96 @@ def _widened(width: int) -> Emit:
     return emit
 
 
-def _in_16_bits(width: int) -> Emit:
+def _in_16_bits(width: int) -> EmitCodes:
     """Return what adds up in 16 bits first.
 
-    `pmaddubsw` adds two products, and `paddw` those of all vectors.
+    `pmaddubsw` adds two products, and `paddw` those of all vectors. Each vector of codes is
+    multiplied with every token's bytes before the next one is read. If there are more sums than
+    `IN_REGISTERS`, they are computed some lanes after the others.
     """
+    halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 4 * width // n) for n in (2, 1))
+    words = ir.VectorType(I32, width)
+    parts = [
+        ir.Constant(words, list(range(first, first + width)))
+        for first in range(0, NUM_LANES, width)
+    ]
 
-    def emit(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
-        halves, in_bytes = (ir.VectorType(ir.IntType(8 * n), 4 * width // n) for n in (2, 1))
+    def emit(
+        builder: Any, totals: list[Any], order: Sequence[int], codes: Emit, signed: Emit
+    ) -> list[Any]:
+        assert len(order) <= FEW
+        if len(totals) == 1:  # the order of reading is LLVM's
+            codes, signed = _read_first(1, order, codes, signed)
+        at_once = IN_REGISTERS // len(totals)
+        sums: list[list[Any]] = [[] for _ in totals]
+        for first in range(0, len(parts), at_once):
+            found = sums_of(
+                builder, len(totals), parts[first : first + at_once], order, codes, signed
+            )
+            for row, more in zip(sums, found, strict=True):
+                row += more
+        ones = ir.Constant(halves, [1] * 2 * width)
+        return [
+            builder.add(total, joined(builder, [fours(builder, twos, ones) for twos in row]))
+            for total, row in zip(totals, sums, strict=True)
+        ]
 
-        def sums_of_two(*parts: Any) -> Any:
-            args = [builder.bitcast(each, in_bytes) for each in parts]
-            found = call(builder, _PMADDUBSW[width], halves, args)
-            return builder.bitcast(found, parts[0].type)
+    def sums_of(
+        builder: Any, tokens: int, lanes: list[Any], order: Sequence[int], codes: Emit, signed: Emit
+    ) -> list[list[Any]]:
+        sums: list[list[Any]] = [[None] * len(lanes) for _ in range(tokens)]
+        for which in order:
+            vector = codes(which)
+            own = [part_of(builder, vector, part) for part in lanes]
+            for token, row in enumerate(sums):
+                number = signed(which, token)
+                for at, part in enumerate(lanes):
+                    args = [own[at], part_of(builder, number, part)]
+                    twos = call(builder, _PMADDUBSW[width], halves, args)
+                    added = twos if row[at] is None else builder.add(row[at], twos)
+                    row[at] = in_order(builder, added) if tokens > 1 else added
+        return sums
 
-        assert len(codes) <= FEW
-        sums = None
-        for each in zip(codes, signed, strict=True):
-            twos = builder.bitcast(in_parts(builder, width, sums_of_two, *each), HALVES)
-            sums = twos if sums is None else builder.add(sums, twos)
-        fours = _pair_products(builder, builder.bitcast(sums, WORDS), same(0x00010001), width)
-        return builder.add(total, fours)
+    def part_of(builder: Any, vector: Any, lanes: Any) -> Any:
+        return builder.bitcast(builder.shuffle_vector(vector, vector, lanes), in_bytes)
+
+    def fours(builder: Any, twos: Any, ones: Any) -> Any:
+        return call(builder, _PMADDWD[width], words, [twos, ones])
 
     return emit
 
 
-def _in_turn(emit: Emit) -> Emit:
-    """Return what emits a list of dot products, one after the other."""
+def in_order(builder: Any, vector: Any) -> Any:
+    """Emit an assembly of no instruction that takes a vector and returns it.
 
-    def in_turn(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
-        for each in zip(codes, signed, strict=True):
-            total = emit(builder, total, *each)
-        return total
+    What is loaded after it in the program stays after it. Without it, LLVM would add up all of a
+    token's products before the next token's, with all vectors of codes in memory for want of
+    registers.
+    """
+    kind = ir.FunctionType(vector.type, [vector.type])
+    return builder.asm(kind, "", "=x,0", [vector], side_effect=True)
+
+
+def _read_first(tokens: int, order: Sequence[int], codes: Emit, signed: Emit) -> tuple[Emit, Emit]:
+    """Emit all vectors at once; return functions that give them."""
+    vectors = {which: codes(which) for which in sorted(order)}
+    numbers = {which: [signed(which, token) for token in range(tokens)] for which in sorted(order)}
+    return vectors.__getitem__, lambda which, token: numbers[which][token]
+
+
+def _in_turn(emit: Emit) -> EmitCodes:
+    """Return what emits dot products one after the other, a vector of codes for all tokens."""
+
+    def in_turn(
+        builder: Any, totals: list[Any], order: Sequence[int], codes: Emit, signed: Emit
+    ) -> list[Any]:
+        codes, signed = _read_first(len(totals), order, codes, signed)
+        for which in order:
+            totals = [
+                emit(builder, total, codes(which), signed(which, token))
+                for token, total in enumerate(totals)
+            ]
+        return totals
 
     return in_turn
 
@@ -186,18 +250,17 @@ def _plain(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-def _way(name: str, emit: Emit, emit_codes: Emit | None = None, at_once: int = 1) -> ByteDots:
-    needs = frozenset(NEEDS[name].split())
-    return ByteDots(name, needs, emit, emit_codes or _in_turn(emit), at_once)
+def _way(name: str, emit: Emit, emit_codes: EmitCodes | None = None) -> ByteDots:
+    return ByteDots(name, frozenset(NEEDS[name].split()), emit, emit_codes or _in_turn(emit))
 
 
 BYTE_DOTS = (
     _way("AVX-512 VNNI", _vnni512),
     _way("AVX-VNNI", _vnni256),
-    _way("AVX2", _widened(8), _in_16_bits(8), FEW),
+    _way("AVX2", _widened(8), _in_16_bits(8)),
     _way("NEON i8mm", _usdot, _in_turn(_sdot)),
     _way("NEON dotprod", _dotprod, _in_turn(_sdot)),
-    _way("SSSE3", _widened(4), _in_16_bits(4), FEW),
+    _way("SSSE3", _widened(4), _in_16_bits(4)),
     _way("SSE2", _widened(4)),
     _way("plain vectors", _plain),
 )
@@ -213,7 +276,6 @@ PAIR_PRODUCTS = {"avx512bw": 16, "avx2": 8, "x86-64": 4}  # what they need, and 
 PAIR_LANES = next((lanes for needed, lanes in PAIR_PRODUCTS.items() if needed in FEATURES), 0)
 HAS_BFLOAT_DOTS = "avx512bf16" in FEATURES
 WAY = fastest(FEATURES)
-CODES_AT_ONCE = WAY.at_once
 
 
 def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
@@ -221,9 +283,15 @@ def byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return WAY.emit(builder, total, unsigned, signed)
 
 
-def code_dots(builder: Any, total: Any, codes: list[Any], signed: list[Any]) -> Any:
-    """Emit `total` + the dot products of at most `FEW` vectors of codes up to 15 with bytes."""
-    return WAY.emit_codes(builder, total, codes, signed)
+def code_dots(
+    builder: Any, totals: list[Any], order: Sequence[int], codes: Emit, signed: Emit
+) -> list[Any]:
+    """Emit each token's total + the dot products of vectors of codes up to 15 with its bytes.
+
+    `codes(which)` emits a vector, and `signed(which, token)` the bytes that a token has for it;
+    `order` lists the vectors, at most `FEW`, as they lie in memory.
+    """
+    return WAY.emit_codes(builder, totals, order, codes, signed)
 
 
 def pair_product(builder: Any, a: Any, b: Any) -> Any:

@@ -7,6 +7,7 @@ blocking). A vector of weights is loaded once and multiplied with every token's 
 `dots` has the dot products of single lanes, by the instructions that the processor has.
 """
 
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -15,7 +16,6 @@ from numba.extending import intrinsic
 
 from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.dots import (
-    CODES_AT_ONCE,
     Emit,
     bfloat_dot,
     byte_dot,
@@ -25,17 +25,36 @@ from minigen.kernels.cpu.dots import (
 )
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
 from minigen.kernels.cpu.simd import (
+    FEATURES,
     FLOAT_LANES,
     FLOATS,
     WORD_LANES,
     WORDS,
+    OutsideKernelError,
     address,
     broadcast,
     multiply_add,
+    overload,
     same,
 )
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
+HOLDS_EIGHT_ROWS = "avx512f" in FEATURES  # 32 registers of sixteen lanes: two tiles of eight rows
+
+
+def in_registers(tokens: Any) -> Any:
+    """Return the tuple of the rows whose sums lie in registers at once, without AVX-512.
+
+    Four rows take eight of AVX2's sixteen registers, or sixteen of Arm's 32. The 16 of processors
+    without AVX are too few for them, but two rows at a time are no faster.
+    """
+    raise OutsideKernelError
+
+
+@overload(in_registers)
+def _in_registers(tokens):
+    few = (0,) * min(tokens.count, len(FOUR))
+    return lambda tokens: few
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -230,24 +249,23 @@ def add_code_dots(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        codes = _codes(context, builder, sig, args, 1)
-        order = [word + half for word in range(4) for half in (0, 4)]  # as they are loaded
-        numbers = [
-            list(_numbers(context, builder, sig, [*args[:4], at, args[5]], 3, tile.count))
-            for at in (builder.add(args[4], args[4].type(word)) for word in range(8))
-        ]
-        rows = _rows(builder, args[0], tile)
-        for first in range(0, len(order), CODES_AT_ONCE):
-            some = order[first : first + CODES_AT_ONCE]
-            rows = [
-                code_dots(
-                    builder,
-                    row,
-                    [codes[each] for each in some],
-                    [numbers[each][which] for each in some],
-                )
-                for which, row in enumerate(rows)
-            ]
+        data = context.make_array(array)(context, builder, args[3]).data
+
+        @cache
+        def word(which: int) -> Any:
+            return _vector(context, builder, sig, args, 1, 16 * which)
+
+        def codes(which: int) -> Any:
+            shifted = builder.lshr(word(which - 4), same(4)) if which >= 4 else word(which)
+            return builder.and_(shifted, same(0x0F0F0F0F))
+
+        def signed(which: int, token: int) -> Any:
+            at = builder.add(args[4], args[4].type(which))
+            at = builder.add(at, builder.mul(args[5], args[5].type(token)))
+            return broadcast(builder, builder.load(builder.gep(data, [at])))
+
+        order = [word + half for word in range(4) for half in (0, 4)]  # as they are read
+        rows = code_dots(builder, _rows(builder, args[0], tile), order, codes, signed)
         return _tile(context, builder, tile, rows)
 
     return tile(tile, words, types.intp, array, types.intp, types.intp), codegen

@@ -5,7 +5,14 @@ Both products are `add_bfloat_dots` on the cache in place.
 
 from minigen.kernels.cpu.kv.layout import CHUNK, TILE
 from minigen.kernels.cpu.kv.tile_index import tile_start
-from minigen.kernels.cpu.register_tiles import add_bfloat_dots, add_stored, store_tile, zeros
+from minigen.kernels.cpu.register_tiles import (
+    HOLDS_EIGHT_ROWS,
+    add_bfloat_dots,
+    add_stored,
+    in_registers,
+    store_tile,
+    zeros,
+)
 from minigen.kernels.cpu.simd import all_lanes, kernel, load, prefetch, store_bfloat16
 
 
@@ -40,7 +47,7 @@ def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
             cache.halves[values + 2 * number + 1] = 0
 
 
-def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
+def _score_two_tiles(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
     """Write the scores of the tile's queries for a chunk's keys; row t from `at + t * CHUNK` on.
 
     Two tiles of keys are processed side by side, which gives two independent chains of additions.
@@ -72,6 +79,33 @@ def score(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, a
             store_tile(scratch.scores, at + (other - begin) * TILE, CHUNK, more_scores)
 
 
+def _score_few_rows(cache, tokens, shape, begin, end, last, rows, layer, scratch, query, at):
+    """Write the same scores where registers hold one tile's scores of a few rows.
+
+    A tile of keys lies in L1 while all rows are multiplied with it.
+    """
+    half, table, head = shape.head_dim // 2, rows.table, rows.head
+    few = in_registers(tokens)
+    for tile in range(begin, end):
+        keys = tile_start(shape, layer, 0, table, head, tile)
+        values = tile_start(shape, layer, 1, table, head, tile)
+        later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
+        for first in range(0, len(tokens), len(few)):
+            scores = zeros(few)
+            for pair in range(half):
+                if first == 0:
+                    prefetch(cache.words, values + pair * 16)
+                    prefetch(cache.words, later + pair * 16)
+                some = load(cache.words, keys + pair * 16)
+                number = (query + first) * half + pair
+                scores = add_bfloat_dots(scores, some, scratch.queries, number, half)
+            place = at + first * CHUNK + (tile - begin) * TILE
+            store_tile(scratch.scores, place, CHUNK, scores)
+
+
+score = _score_two_tiles if HOLDS_EIGHT_ROWS else _score_few_rows
+
+
 def quantize_probs(cache, begin, end, low, high, scratch, at):
     """Round a row's probabilities, which have replaced its scores, to bfloat16."""
     for key in range(at, at + (end - begin) * TILE, 16):
@@ -96,9 +130,28 @@ def _accumulate_columns(
     store_tile(acc, column + 16, head_dim, add_stored(high, acc, column + 16, head_dim))
 
 
-def accumulate_values(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc):
+def _accumulate_all_rows(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc):
     """Add a chunk's values, weighted by the tile's probabilities, to `acc`; 32 columns per pass."""
     for column in range(0, shape.head_dim, 32):
         _accumulate_columns(
             cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, column, acc
         )
+
+
+def _accumulate_few_rows(cache, tokens, shape, begin, end, num_keys, rows, layer, scratch, at, acc):
+    """Add the same where registers hold sixteen columns of a few rows."""
+    head_dim, few = shape.head_dim, in_registers(tokens)
+    for first in range(0, len(tokens), len(few)):
+        for column in range(0, head_dim, 16):
+            sums = zeros(few)
+            for tile in range(begin, end):
+                values = tile_start(shape, layer, 1, rows.table, rows.head, tile) + column
+                for pair in range(min(8, (num_keys - tile * TILE + 1) // 2)):
+                    prob = (at + first * CHUNK) // 2 + (tile - begin) * 8 + pair
+                    numbers = load(cache.words, values + pair * head_dim)
+                    sums = add_bfloat_dots(sums, numbers, scratch.probs, prob, CHUNK // 2)
+            place = first * head_dim + column
+            store_tile(acc, place, head_dim, add_stored(sums, acc, place, head_dim))
+
+
+accumulate_values = _accumulate_all_rows if HOLDS_EIGHT_ROWS else _accumulate_few_rows
