@@ -1099,6 +1099,11 @@ print(lesson.table_of_roofs())
 #   four registers for each token, so eight tokens need 32 of 16. With AVX-512 they need 16 of 32. In int8
 #   and int4 the package's tiles stop at four tokens with both (int4 on Intel's AVX-512 at six), because
 #   more were slower.
+# - The order of the instructions decides, too, what has to fit at the same time. A group of int4 has sixteen
+#   registers of codes with AVX2. LLVM ordered the products by token, so every token needed all of them, and
+#   they were loaded from the cache again and again. Now each register of codes is multiplied for all four
+#   tokens before the next one is loaded. On a processor with AVX2 and no more, 32 sequences were 1.2 to 1.35
+#   times as fast with it ([measured there](../benchmarks/results/34_tried.md#processors-with-avx2-and-no-more)).
 # - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.
@@ -1126,9 +1131,10 @@ print(lesson.table_of_roofs())
 # inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And compare
 # numbers one below the other, not side by side: int4 and bfloat16 were measured with matrix rows of
 # 1,536 weights, int8 with rows of 576, which have more results for each weight, and results take time,
-# too. Three things are newer than the table: how minima are stored (int4); the two chains of the third
-# point below, for which int4's codes are unpacked once for all tokens (third line); and inputs that stay
-# float32 where no instruction multiplies bfloat16 (bfloat16, first two lines).)
+# too. Four things are newer than the table: how minima are stored (int4); the two chains of the third
+# point below, for which int4's codes are unpacked once for all tokens (third line); inputs that stay
+# float32 where no instruction multiplies bfloat16 (bfloat16, first two lines); and the order of the products
+# that is explained under the figure above (int4, first line).)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations
 # with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte
