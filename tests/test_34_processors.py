@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,10 +15,14 @@ import torch
 
 pytest.importorskip("numba")
 
-from numba import njit
+from numba import njit, typeof
 
 from minigen.kernels.cpu import simd
+from minigen.kernels.cpu.attention import Rows
+from minigen.kernels.cpu.kv import bf16
+from minigen.kernels.cpu.kv.layout import PackedKVPool, Shape, make_scratch, words_of_tile
 from minigen.kernels.cpu.register_tiles import (
+    EIGHT,
     ONE,
     add_bfloat_dots,
     add_byte_dots,
@@ -31,12 +36,14 @@ from minigen.kernels.cpu.simd import (
     FEATURES,
     float16_of,
     fused,
+    kernel,
     load,
     load_float16,
     store,
     store_bfloat16,
 )
 from minigen.kernels.panel_linear import panel_linear
+from minigen.kernels.processor import IS_X86
 from tests.processes import said_by
 from tests.test_34_cpu_kernels import stored
 from tools.chapters import ROOT
@@ -173,6 +180,42 @@ def test_products_give_the_same_bits_on_every_processor(name: str, features: str
         pytest.skip("this machine lacks instructions of that processor")
     code = "from tests.test_34_processors import digest_of_products as digest; print(digest())"
     assert said_by(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features) == digest_of_products()
+
+
+def _score(cache, shape, rows, scratch):  # type: ignore[no-untyped-def]
+    _scores(cache, EIGHT, shape, 0, 2, 1, rows, 0, scratch, 0, 0)
+
+
+def _add_values(cache, shape, rows, scratch, acc):  # type: ignore[no-untyped-def]
+    _sums(cache, EIGHT, shape, 0, 2, 20, rows, 0, scratch, 0, acc)
+
+
+_scores = njit(inline="always")(bf16.score)
+_sums = njit(inline="always")(bf16.accumulate_values)
+
+
+def on_the_stack() -> str:
+    """Return how often each loop of attention's products for eight rows uses the stack."""
+    shape = Shape(1, 64, 2, 1, 64, 64, 32, 16, 4, words_of_tile(64, "bfloat16"), np.float32(1e-5))
+    cache, scratch = PackedKVPool(shape, "bfloat16").cache, make_scratch(shape, 16, 1, "bfloat16")
+    rows = Rows(0, 8, 0, 0, 8, 8, np.arange(1, 4))
+    found = []
+    for function, more in ((_score, ()), (_add_values, (np.zeros(640, np.float32),))):
+        compiled = kernel(function)
+        compiled.compile(tuple(map(typeof, (cache, shape, rows, scratch, *more))))
+        (text,) = compiled.inspect_asm().values()
+        for block in re.split(r"^\.\w+:", text, flags=re.MULTILINE):
+            if "vfmadd" in block:
+                found.append(len(re.findall(r"mm\d+.*\(%rsp\)|\(%rsp\).*mm\d+", block)))
+    return f"{len(found)} loops, {sum(found)} times"
+
+
+@pytest.mark.skipif(not IS_X86, reason="pretends a processor with AVX2")
+def test_with_avx2_attention_keeps_its_sums_in_registers() -> None:
+    """The code is read, and never run."""
+    code = "from tests.test_34_processors import on_the_stack; print(on_the_stack())"
+    asked = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"}
+    assert said_by(code, **asked) == "4 loops, 0 times"
 
 
 @pytest.mark.parametrize("instruction", [True, False])
