@@ -1102,8 +1102,8 @@ print(lesson.table_of_roofs())
 # - The order of the instructions decides, too, what has to fit at the same time. A group of int4 has sixteen
 #   registers of codes with AVX2. LLVM ordered the products by token, so every token needed all of them, and
 #   they were loaded from the cache again and again. Now each register of codes is multiplied for all four
-#   tokens before the next one is loaded. On a processor with AVX2 and no more, 32 sequences were 1.2 to 1.35
-#   times as fast with it ([measured there](../benchmarks/results/34_tried.md#processors-with-avx2-and-no-more)).
+#   tokens before the next one is loaded. On a processor with AVX2 and no more, 32 sequences were 1.33
+#   times as fast with it, the median of five runs ([measured there](../benchmarks/results/34_tried.md#processors-with-avx2-and-no-more)).
 # - Both limits are the best of these cells, so a point can lie on them and none above. The flat part is
 #   often that of 64 tokens with only 1,024 rows, whose weights and results a cache holds. So points far
 #   right of the ridge can stay below it.

@@ -264,7 +264,7 @@ def add_code_dots(
             at = builder.add(at, builder.mul(args[5], args[5].type(token)))
             return broadcast(builder, builder.load(builder.gep(data, [at])))
 
-        order = [word + half for word in range(4) for half in (0, 4)]  # as they are read
+        order = [lower + half for lower in range(4) for half in (0, 4)]  # as they are read
         rows = code_dots(builder, _rows(builder, args[0], tile), order, codes, signed)
         return _tile(context, builder, tile, rows)
 
