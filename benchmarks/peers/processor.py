@@ -1,7 +1,7 @@
 """What the processor is and has, from /proc/cpuinfo, and how to pretend an older one.
 
 The names of instruction sets are those of Linux (/proc/cpuinfo). A benchmark's results are stored
-per processor, under a short name such as "amd-epyc-avx512" or "intel-xeon-amx".
+per processor, under a short name such as "amd-epyc-avx512bf16" or "intel-xeon-amx".
 """
 
 import re
@@ -29,6 +29,7 @@ SHOWN = {  # as /proc/cpuinfo names it -> as the tables do, the best first
 }
 LEVEL_OF = {  # the first that a processor has ends its short name (table.py shows it)
     "amx_int8": "amx",
+    "avx512_bf16": "avx512bf16",
     "avx512f": "avx512",
     "avx2": "avx2",
     "i8mm": "i8mm",

@@ -31,6 +31,7 @@ PRETENDED = (
 )
 LEVELS = {  # the end of a short name of a processor -> what it means
     "amx": "AMX",
+    "avx512bf16": "AVX-512 and BF16",
     "avx512": "AVX-512",
     "sse4": "SSE4.2",
     "avx2": "AVX2",
@@ -70,8 +71,8 @@ def _in_short(name: str, measured: dict[str, Any]) -> str:
 def title(name: str, measured: dict[str, Any]) -> str:
     """Return the title of a file of results: the processor, its level, and whether it is pretended.
 
-    >>> title("peers-amd-epyc-avx512", {"environment": {"cpu": "AMD EPYC"}, "settings": {}})
-    'AMD EPYC with AVX-512'
+    >>> title("peers-intel-core-avx2", {"environment": {"cpu": "Intel Core"}, "settings": {}})
+    'Intel Core with AVX2'
     """
     pretended = measured["settings"].get("pretended")
     cpu, level = measured["environment"]["cpu"], LEVELS.get(name.split("-")[-1])
