@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +46,7 @@ from tests.known_answers import (
     table,
     tried,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs fork")
 
@@ -216,6 +220,56 @@ def test_a_broken_submission_is_a_sentence(classroom: dict[str, Graded]) -> None
     assert classroom["corrupt"].problems[0].startswith("corrupt.ipynb cannot be read as a notebook")
     assert "lists are nested too deeply" in classroom["lists"].problems[0]
     assert classroom["nothing"].problems == ("The folder nothing is empty.",)
+
+
+def test_an_answer_ends_with_the_process_that_grades_it() -> None:
+    """Once that is killed, nothing else would stop an answer that never ends."""
+    grader = os.fork()
+    if grader == 0:
+        judge_slots_of("def slots_of(*a): \n    while True: pass")
+        os._exit(0)
+    below = descendants(grader, 2)
+    os.kill(grader, signal.SIGKILL)
+    os.waitpid(grader, 0)
+    assert all_end(below)
+
+
+def test_workers_end_when_their_grades_are_not_read_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "slots_of.py"
+    path.write_text(f"# exercise: {SLOTS}\ndef slots_of(*a, **k):\n    while True: pass\n")
+    hanging = [Submission(name, (path,)) for name in ("ada", "bob")]
+    limits = Limits(seconds=600.0, submission_seconds=600.0)
+    others = set(psutil.Process().children())
+    assigned = assigned_in(["22"])[:1]
+    grades = grade_all(
+        [Submission("none", ()), *hanging], assigned, tmp_path / "grades", limits, jobs=1
+    )
+    assert next(grades).student == "none"
+    (worker,) = (
+        each
+        for each in set(psutil.Process().children()) - others
+        if "spawn_main" in " ".join(each.cmdline())
+    )
+    below = descendants(worker.pid, 2)
+    grades.close()
+    assert all_end([worker, *below])
+
+
+def judge_slots_of(source: str) -> Outcome:
+    check = exercises("22")["slots_of"].checks[0]
+    limits = Limits(seconds=600.0)
+    return judge_in_box([Cell(source, True)], lambda found: found.slots_of, [check], SLOTS, limits)
+
+
+def descendants(process_id: int, number: int) -> list[psutil.Process]:
+    """Wait for so many processes below one, and return them."""
+    process = psutil.Process(process_id)
+    wait_until(lambda: len(process.children(recursive=True)) >= number)
+    return process.children(recursive=True)
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=30)[1]
 
 
 def test_isolation_is_said() -> None:

@@ -4,6 +4,7 @@ A part that loops forever, uses up the memory or kills Python ends only that pro
 counts as passed.
 """
 
+import ctypes
 import inspect
 import io
 import json
@@ -29,6 +30,7 @@ from minigen_course.grading.stub import STILL_EMPTY, is_stub
 
 SECONDS = 30.0  # of processor time
 _WATCHED_EVERY = 0.1
+_SIGNAL_OF_A_PARENT_THAT_ENDS = 1  # PR_SET_PDEATHSIG of prctl(2)
 _WAITING_SHARE = 0.01  # of a core: a process that uses less is waiting
 
 
@@ -144,6 +146,15 @@ def kill_all(leader: int) -> None:
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process when the one that started it ends, also if that is killed.
+
+    So no part runs on without a process that limits it. It does nothing on other systems.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_A_PARENT_THAT_ENDS, signal.SIGKILL)
 
 
 def _cpu_seconds(process_id: int) -> float:

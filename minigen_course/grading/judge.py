@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from minigen_course.grading.check import end_with_parent
 from minigen_course.grading.exercise import Check, Wrong, exercises
 from minigen_course.grading.hunt import hunts_of
 from minigen_course.grading.stub import STILL_EMPTY
@@ -61,6 +62,7 @@ def _checks_of(chapter: str, name: str, which: str) -> Sequence[Check]:
 
 def main() -> None:
     """Judge the part on stdin."""
+    end_with_parent()
     chapter, name, file, word, which = sys.argv[1:]
     torch.set_num_threads(1)
     part = pickle.load(sys.stdin.buffer)

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from minigen_course.grading.check import kill_all
+from minigen_course.grading.check import end_with_parent, kill_all
 from minigen_course.grading.exercise import Check, Wrong
 from minigen_course.grading.hunt import Caught
 from minigen_course.grading.namespaces import first_change, namespaces_now
@@ -143,7 +143,13 @@ def judge_in_box(
             os.close(read)
             _box(write, word, home, limits, cells, take, checks, dotted, watch)
         os.close(write)
-        why = _watch(box, limits)
+        try:
+            why = _watch(box, limits)
+        except BaseException:  # Ctrl-C, perhaps: the box is in a session of its own
+            kill_all(box)
+            os.waitpid(box, 0)
+            os.close(read)
+            raise
         with os.fdopen(read, encoding="utf-8", errors="replace") as pipe:
             lines = pipe.read().splitlines()
     return _outcome(lines, word, len(checks), why)
@@ -192,11 +198,13 @@ def _box(
     try:
         os.setsid()
         _unshare(NEW_PROCESSES | NEW_NETWORK)
+        end_with_parent()
         inner = os.fork()  # the first process of its namespace: when it ends, all in it end
         if inner:
             os.close(pipe)
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        end_with_parent()
         _enter(home, limits)
         if "torch" in sys.modules:  # it makes a new pool after a fork: not twice, in two threads
             sys.modules["torch"].set_num_threads(1)
@@ -312,6 +320,7 @@ def _watched(say: Callable[[int | str, str], None], watch: Callable[[Any], str],
     child = os.fork()
     if child == 0:
         try:
+            end_with_parent()
             resource.setrlimit(resource.RLIMIT_CPU, (WATCHED_SECONDS, WATCHED_SECONDS))
             text = watch(part)
             if len(text) > MOST_SAID:

@@ -9,9 +9,12 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 
+from minigen_course.grading.check import end_with_parent
 from minigen_course.grading.question import MARK as QUESTION
 from minigen_course.grading.question import Question, questions, value_in
 from minigen_course.grading.varied import varied_of
@@ -142,13 +146,14 @@ def _in_workers(
 
     The death of one worker ends all, and does not tell which submission it was. So the rest is
     graded in two halves, down to that submission. A worker that cannot even start is an error.
+    If the caller is interrupted or stops reading, the workers are killed, and their boxes with
+    them.
     """
     if not left:
         return
-    context, prepared = multiprocessing.get_context("spawn"), (tuple(assignments), seed)
     waiting, has_started = list(left), False
     try:
-        with ProcessPoolExecutor(min(jobs, len(left)), context, _prepare, prepared) as pool:
+        with _pool(min(jobs, len(left)), assignments, seed) as pool:
             pool.submit(int).result()
             has_started = True
             futures = {}
@@ -168,6 +173,24 @@ def _in_workers(
         half = (len(waiting) + 1) // 2
         for part in (waiting[:half], waiting[half:]):
             yield from _in_workers(part, assignments, limits, jobs, seed)
+
+
+@contextmanager
+def _pool(
+    jobs: int, assignments: Sequence[Assigned], seed: int | None
+) -> Iterator[ProcessPoolExecutor]:
+    """Yield workers whose boxes are in one folder; both are gone afterwards."""
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    with tempfile.TemporaryDirectory(prefix="minigen-grade-") as home:
+        prepared = (home, tuple(assignments), seed)
+        with ProcessPoolExecutor(jobs, context, _begin, prepared) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for each in set(multiprocessing.active_children()) - set(others):
+                    each.kill()
+                raise
 
 
 def _of_killed(submission: Submission, missing: Sequence[Assigned], seed: int | None) -> Found:
@@ -305,6 +328,14 @@ def _answer(
     if is_right:
         return made(float(question.points), 1, 1, (), "", (), found[-1])
     return made(0.0, 1, 0, (said,), "", (), found[-1])
+
+
+def _begin(home: str, assignments: Sequence[Assigned], seed: int | None) -> None:
+    """Let a worker end with the process that grades, keep its boxes in `home`, and prepare it."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the first process decides
+    tempfile.tempdir = home
+    _prepare(assignments, seed)
 
 
 def _prepare(assignments: Sequence[Assigned], seed: int | None = None) -> None:
