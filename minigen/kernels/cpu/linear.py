@@ -27,8 +27,11 @@ from minigen.kernels.cpu.microkernels import (
     ONLY_FOUR,
     ONLY_ONE,
     ONLY_TWO,
+    SIX,
     first_tile,
+    product_of_two,
     product_tile,
+    takes_two_panels,
     unpack_panel,
     widest_tile,
 )
@@ -83,11 +86,25 @@ class Target(NamedTuple):
 
 
 @njit(inline="always")
+def _part(target, part, groups):
+    """Return the target for the panel that is `part` panels further."""
+    return Target(
+        *(target.panel + part, target.own + part * groups, target.ahead),
+        *(target.out, target.start + part * 16, target.width, target.add),
+    )
+
+
+@njit(inline="always")
 def _run_tile(tokens, target, weights, layer, inputs, first, groups, unpacked):
     total = product_tile(
         *(tokens, weights, layer, target.panel, inputs, first, groups, unpacked),
         *(target.own, target.ahead),
     )
+    _put_tile(total, target, first)
+
+
+@njit(inline="always")
+def _put_tile(total, target, first):
     at = target.start + first * target.width
     if target.add:
         total = add_stored(total, target.out, at, target.width)
@@ -152,52 +169,81 @@ def _tiles_of_task(task, weights, layer, panel, count, inputs, num_tokens, group
     return run
 
 
-def _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked):
-    """Run a task of the fewest panels for all tokens, by vector instructions."""
+def _run_task(task, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    """Run a task of the fewest panels, `count`, for all tokens, by vector instructions."""
     raise OutsideKernelError
 
 
 @overload(_run_task)
-def _vectors_of_task(task, weights, layer, inputs, num_tokens, groups, unpacked):
+def _vectors_of_task(task, count, weights, layer, inputs, num_tokens, groups, unpacked):
     if USE_TILES and weights.instance_class is Pairs:  # `by_tiles` is always true
-        return lambda task, weights, layer, inputs, num_tokens, groups, unpacked: None
-    return _one_panel if task.instance_class is Product else _panels_of_gate
+        return lambda task, count, weights, layer, inputs, num_tokens, groups, unpacked: None
+    return _panels_of_product if task.instance_class is Product else _panels_of_gate
 
 
-def _one_panel(task, weights, layer, inputs, num_tokens, groups, unpacked):
-    target = Target(task.panel, 0, 1, task.out, task.panel * 16, task.width, task.add)
+def _panels_of_product(task, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    target = Target(task.panel, 0, count, task.out, task.panel * 16, task.width, task.add)
     if num_tokens <= FEW:
-        _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked)
+        for part in range(count):
+            few = _part(target, part, groups)
+            _run_few(few, weights, layer, inputs, num_tokens, groups, unpacked)
         return
-    unpack_panel(weights, layer, task.panel, groups, unpacked, 0)
-    _run_tiles(target, weights, layer, inputs, 0, num_tokens, groups, unpacked)
+    for part in range(count):
+        unpack_panel(weights, layer, task.panel + part, groups, unpacked, part * groups)
+    _run_panels(target, count, weights, layer, inputs, 0, num_tokens, groups, unpacked)
 
 
-@njit(inline="always")
-def _target_of_gate(task, part, first, groups):
-    """Return the target for part 0 to 3 of a gate's panels, from token `first` on."""
-    return Target(
-        *(4 * task.pair + part, part * groups, 4),
-        *(task.products, part * 16 - first * 64, 64, False),
-    )
-
-
-def _panels_of_gate(task, weights, layer, inputs, num_tokens, groups, unpacked):
-    """Multiply a few tokens with one panel after another, so that a panel stays in L1 for them."""
+def _panels_of_gate(task, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    """Multiply some tokens with one panel after another, so that a panel stays in L1 for them."""
+    panel = count * task.pair
     if num_tokens <= FEW:
-        for part in range(4):
-            target = _target_of_gate(task, part, 0, groups)
-            _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked)
+        target = Target(panel, 0, count, task.products, 0, 64, False)
+        for part in range(count):
+            few = _part(target, part, groups)
+            _run_few(few, weights, layer, inputs, num_tokens, groups, unpacked)
         _gate_products(task, task.products, 0, num_tokens)
         return
-    for part in range(4):
-        unpack_panel(weights, layer, 4 * task.pair + part, groups, unpacked, part * groups)
+    for part in range(count):
+        unpack_panel(weights, layer, panel + part, groups, unpacked, part * groups)
     for first in range(0, num_tokens, GATED):
         end = min(num_tokens, first + GATED)
-        for part in range(4):
-            target = _target_of_gate(task, part, first, groups)
-            _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked)
+        target = Target(panel, 0, count, task.products, -first * 64, 64, False)
+        _run_panels(target, count, weights, layer, inputs, first, end, groups, unpacked)
         _gate_products(task, task.products, first, end - first)
+
+
+def _run_panels(target, count, weights, layer, inputs, first, end, groups, unpacked):
+    """Multiply tokens `first` to `end`, more than `FEW`, with `count` panels from `target` on."""
+    raise OutsideKernelError
+
+
+@overload(_run_panels)
+def _tiles_of_panels(target, count, weights, layer, inputs, first, end, groups, unpacked):
+    return _two_by_two if takes_two_panels(weights.instance_class) else _one_by_one
+
+
+def _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpacked):
+    for part in range(count):
+        one = _part(target, part, groups)
+        then = _run_first_tiles(one, weights, layer, inputs, first, end, groups, unpacked)
+        _run_tiles(one, weights, layer, inputs, then, end, groups, unpacked)
+
+
+def _two_by_two(target, count, weights, layer, inputs, first, end, groups, unpacked):
+    for part in range(0, count, 2):
+        one, other = _part(target, part, groups), _part(target, part + 1, groups)
+        then = _run_first_tiles(one, weights, layer, inputs, first, end, groups, unpacked)
+        if part + 1 < count:
+            _run_first_tiles(other, weights, layer, inputs, first, end, groups, unpacked)
+            while then + len(SIX) <= end:
+                both = product_of_two(
+                    *(SIX, weights, layer, one.panel, inputs, then, groups, unpacked, one.own)
+                )
+                _put_tile(both[0], one, then)
+                _put_tile(both[1], other, then)
+                then += len(SIX)
+            _run_tiles(other, weights, layer, inputs, then, end, groups, unpacked)
+        _run_tiles(one, weights, layer, inputs, then, end, groups, unpacked)
 
 
 @partial(kernel, forceinline=True)
@@ -218,18 +264,22 @@ def _run_few(target, weights, layer, inputs, num_tokens, groups, unpacked):
 
 
 @partial(kernel, forceinline=True)
-def _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked):
-    """Multiply tokens with a panel: the widest tiles first, then tiles of four, two and one.
-
-    The tiles of the first tokens prefetch the next panel.
-    """
-    ahead, widest = first_tile(weights), widest_tile(weights)
+def _run_first_tiles(target, weights, layer, inputs, first, end, groups, unpacked):
+    """Multiply the first tokens of all with a panel, and prefetch the next one; return the next."""
+    ahead = first_tile(weights)
     if end < len(ahead):  # five to seven tokens of bfloat16
         _run_tile(AHEAD_FOUR, target, weights, layer, inputs, first, groups, unpacked)
         first += 4
     while first + len(ahead) <= min(end, AHEAD):
         _run_tile(ahead, target, weights, layer, inputs, first, groups, unpacked)
         first += len(ahead)
+    return first
+
+
+@partial(kernel, forceinline=True)
+def _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked):
+    """Multiply tokens with a panel: the widest tiles first, then tiles of four, two and one."""
+    widest = widest_tile(weights)
     while first + len(widest) <= end:
         _run_tile(widest, target, weights, layer, inputs, first, groups, unpacked)
         first += len(widest)
@@ -243,15 +293,29 @@ def _run_tiles(target, weights, layer, inputs, first, end, groups, unpacked):
         _run_tile(ONE, target, weights, layer, inputs, first, groups, unpacked)
 
 
+def panels_together(weights: Any, num_tokens: int) -> int:
+    """Return how many panels a product's tokens are multiplied with at once."""
+    raise OutsideKernelError
+
+
+@overload(panels_together)
+def _panels_together(weights, num_tokens):
+    if not takes_two_panels(weights.instance_class):
+        return lambda weights, num_tokens: 1
+    return lambda weights, num_tokens: 2 if num_tokens > AHEAD else 1
+
+
 @kernel
 def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, scratch):
     """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
     unpacked, tiles = scratch.unpacked[pool.worker], tiles_of_worker(scratch.tiles, pool.worker)
     begin_tiles(weights, num_tokens)
     num_panels = width // 16
-    size = task_size(pool, num_panels)
+    size, together = task_size(pool, num_panels), panels_together(weights, num_tokens)
     if by_tiles(weights, num_tokens):
         size = min(size, PARTS)
+    elif together > 1:
+        size = max(together, size // together * together)
     num_tasks = -(-num_panels // size)
     next_phase(pool)
     taken = take(pool, num_tasks)
@@ -263,9 +327,9 @@ def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add, 
                 task, weights, layer, first, end - first, inputs, num_tokens, groups, tiles
             )
         else:
-            for panel in range(first, end):
-                task = Product(panel, out, width, add)
-                _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked)
+            for panel in range(first, end, together):
+                task, count = Product(panel, out, width, add), min(together, end - panel)
+                _run_task(task, count, weights, layer, inputs, num_tokens, groups, unpacked)
         taken = take(pool, num_tasks)
     end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)
@@ -291,7 +355,7 @@ def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hid
             if by_tiles(weights, num_tokens):
                 _run_by_tiles(task, weights, layer, 4 * pair, 4, inputs, num_tokens, groups, tiles)
             else:
-                _run_task(task, weights, layer, inputs, num_tokens, groups, unpacked)
+                _run_task(task, 4, weights, layer, inputs, num_tokens, groups, unpacked)
         taken = take(pool, num_tasks)
     end_tiles(weights, num_tokens)
     barrier(pool, num_tasks)

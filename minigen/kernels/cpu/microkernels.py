@@ -20,6 +20,7 @@ from minigen.kernels.cpu.register_tiles import (
     add_bfloat_dots,
     add_byte_dots,
     add_code_dots,
+    add_dots_of_two,
     add_in_parts,
     add_scaled,
     add_tiles,
@@ -268,6 +269,76 @@ def _product_of_pairs(
         two = load(words, (panel * num_words + word) * 16)
         total = add_bfloat_dots(total, two, inputs.words, first * num_words + word, num_words)
     return total
+
+
+def product_of_two(
+    tokens: Any,
+    weights: Any,
+    layer: int,
+    panel: int,
+    inputs: Any,
+    first: int,
+    groups: int,
+    unpacked: Any,
+    own_group: int,
+) -> Any:
+    """Return two tiles: the products of tokens `first`, `first` + 1, ... with two panels.
+
+    They are `panel` and the next one, whose groups are behind each other in `unpacked`. See
+    `takes_two_panels`.
+    """
+    raise OutsideKernelError
+
+
+@overload(product_of_two)
+def _product_of_two(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group):
+    return _two_of_codes4 if weights.instance_class is Codes4 else _two_of_codes8
+
+
+def _two_of_codes4(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group):
+    words = weights.words[layer]
+    total, other_total = zeros(tokens), zeros(tokens)
+    for group in range(groups):
+        at, own = panel * groups + group, first * groups + group
+        to, step = (own_group + group) * UNPACKED, groups * UNPACKED
+        both = (zero_words(tokens), zero_words(tokens))
+        both = add_dots_of_two(both, unpacked, to + 16, step, inputs.words, own * 8, groups * 8)
+        dots = add_in_parts(both[0], load(unpacked, to), inputs.pairs4, own, groups)
+        others = add_in_parts(both[1], load(unpacked, to + step), inputs.pairs4, own, groups)
+        scale = load_float16(words, at * 80 + 64)
+        other_scale = load_float16(words, (at + groups) * 80 + 64)
+        total = add_scaled(total, dots, scale, inputs.scales, own, groups)
+        other_total = add_scaled(other_total, others, other_scale, inputs.scales, own, groups)
+    return from_parts(total), from_parts(other_total)
+
+
+def _two_of_codes8(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group):
+    words = weights.words[layer]
+    total, other_total = zeros(tokens), zeros(tokens)
+    for group in range(groups):
+        at, own = panel * groups + group, first * groups + group
+        to, step = (own_group + group) * UNPACKED, groups * UNPACKED
+        both = (
+            pair_products(tokens, load(unpacked, to), inputs.pairs8, own, groups),
+            pair_products(tokens, load(unpacked, to + step), inputs.pairs8, own, groups),
+        )
+        both = add_dots_of_two(
+            both, words, at * 136, groups * 136, inputs.words, own * 8, groups * 8
+        )
+        scale = load_float16(words, at * 136 + 128)
+        other_scale = load_float16(words, (at + groups) * 136 + 128)
+        total = add_scaled(total, both[0], scale, inputs.scales, own, groups)
+        other_total = add_scaled(other_total, both[1], other_scale, inputs.scales, own, groups)
+    return total, other_total
+
+
+def takes_two_panels(kind: type) -> bool:
+    """Return whether `product_of_two` is the fastest way to multiply many tokens with weights.
+
+    It is where loads, and operations beside the products, bound the speed: two panels share what is
+    loaded of the inputs, and with twelve chains of products no token needs a second one.
+    """
+    return UNPACKS_CODES and kind is not Pairs
 
 
 def _holds_eight(weights: Any) -> bool:

@@ -17,10 +17,12 @@ from numba.extending import intrinsic
 from minigen.kernels.cpu.arrays.aligned import NUM_LANES
 from minigen.kernels.cpu.dots import (
     Emit,
+    add_pair_product,
     bfloat_dot,
     byte_dot,
     code_dots,
     float_dot,
+    in_order,
     pair_product,
 )
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP
@@ -151,7 +153,7 @@ def _adds(emit: Emit) -> Any:
 
 def _in_parts(builder: Any, row: Any, pairs: Any, number: Any) -> Any:
     shift = same(PARTS_OF_STEP.bit_length() - 1)
-    return builder.add(builder.shl(row, shift), pair_product(builder, pairs, number))
+    return add_pair_product(builder, builder.shl(row, shift), pairs, number)
 
 
 # add_byte_dots(tile, codes, array, index, stride): the dot product of four unsigned bytes, in the
@@ -287,6 +289,36 @@ def _codes(context: Any, builder: Any, sig: Any, args: Any, position: int) -> li
     both = [_vector(context, builder, sig, args, position, 16 * word) for word in range(4)]
     upper = [builder.lshr(each, same(4)) for each in both]
     return [builder.and_(each, same(0x0F0F0F0F)) for each in (*both, *upper)]
+
+
+@intrinsic
+def add_dots_of_two(
+    typingctx: Any, two: Any, codes: Any, at: Any, step: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t of two tiles, lane by lane, the dot product of a group's 32 codes with its bytes.
+
+    The codes of the first tile are bytes in eight vectors of `codes` from `at` on, those of the
+    second from `at + step` on. The signed bytes of row t are eight int32 of `array` from `index + t
+    * stride` on. Each of them is loaded once for both tiles.
+    """
+    tile = two.types[0]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        tiles = [_rows(builder, builder.extract_value(args[0], which), tile) for which in (0, 1)]
+        second = [*args[:2], builder.add(args[2], args[3])]
+        for word in range(8):
+            vectors = [
+                _vector(context, builder, sig, each, 1, 16 * word) for each in (args[:3], second)
+            ]
+            index = builder.add(args[5], args[5].type(word))
+            numbers = _numbers(context, builder, sig, [*args[:5], index, args[6]], 4, tile.count)
+            for token, number in enumerate(numbers):
+                for rows, vector in zip(tiles, vectors, strict=True):
+                    rows[token] = in_order(builder, byte_dot(builder, rows[token], vector, number))
+        found = [_tile(context, builder, tile, rows) for rows in tiles]
+        return context.make_tuple(builder, two, found)
+
+    return two(two, codes, types.intp, types.intp, array, types.intp, types.intp), codegen
 
 
 @intrinsic

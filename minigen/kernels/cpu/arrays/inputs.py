@@ -12,11 +12,15 @@ from minigen.kernels.cpu.arrays.aligned import NUM_LANES, zeros
 from minigen.kernels.processor import cpu_name, fastest_of, names_of, target_features
 
 _FEATURES = names_of(target_features())  # this module loads without the compiler
-IN_PAIRS = "avx512bf16" in _FEATURES or USE_TILES  # an instruction multiplies pairs of bfloat16
+_IS_ZEN = cpu_name().startswith("znver")
 # Intel's processors with AVX-512 start two operations on 64 bytes per cycle, and a product takes
 # five cycles. So unpacking costs as much as multiplying, and products must not wait for each other.
 # Zen 4 starts one product per cycle, and other operations beside it.
-UNPACKS_CODES = fastest_of(_FEATURES) == "AVX-512 VNNI" and not cpu_name().startswith("znver")
+UNPACKS_CODES = fastest_of(_FEATURES) == "AVX-512 VNNI" and not _IS_ZEN
+# Whether an instruction multiplies pairs of bfloat16, and is the fastest way to do it. Zen 4 starts
+# `vdpbf16ps` every cycle, Intel every other cycle (Emerald Rapids), in which it could start four
+# products of float32.
+IN_PAIRS = USE_TILES or ("avx512bf16" in _FEATURES and _IS_ZEN)
 UNPACKED = (9 if UNPACKS_CODES else 1) * NUM_LANES  # words of a panel's group
 # Tokens whose SiLU(gate) x up is computed at once, after all of a task's panels: whole tiles.
 GATED = 24 if UNPACKS_CODES else 16
@@ -58,8 +62,8 @@ class Quantized(NamedTuple):
 class Rounded(NamedTuple):
     """Inputs that are rounded to bfloat16.
 
-    `words` and `numbers` are the same memory, as pairs and as numbers of 16 bits. Where no
-    instruction multiplies pairs, both are the same array of float32, so that nothing is unpacked.
+    `words` and `numbers` are the same memory, as pairs and as numbers of 16 bits. Without
+    `IN_PAIRS` both are the same array of float32, so that nothing is unpacked.
     The order of inputs is [tokens, groups, 32], and with AMX tiles [tokens / 16, groups, 16 tokens,
     32].
     """
