@@ -24,6 +24,7 @@ from minigen.kernels.cpu.arrays.inputs import GATED
 from minigen.kernels.cpu.elementwise import prepare, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     AHEAD_FOUR,
+    AHEAD_SIX,
     ONLY_FOUR,
     ONLY_ONE,
     ONLY_TWO,
@@ -49,6 +50,9 @@ from minigen.kernels.cpu.thread_pool import (
 
 AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel is unpacked while it is read, once
+TWO_PANELS = 2 * len(
+    SIX
+)  # tokens: from here on two panels are multiplied at once, on some machines
 
 
 class Product(NamedTuple):
@@ -222,6 +226,7 @@ def _tiles_of_panels(target, count, weights, layer, inputs, first, end, groups, 
     return _two_by_two if takes_two_panels(weights.instance_class) else _one_by_one
 
 
+@njit(inline="always")
 def _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpacked):
     for part in range(count):
         one = _part(target, part, groups)
@@ -230,20 +235,30 @@ def _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpac
 
 
 def _two_by_two(target, count, weights, layer, inputs, first, end, groups, unpacked):
+    if end < TWO_PANELS:
+        _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpacked)
+        return
     for part in range(0, count, 2):
-        one, other = _part(target, part, groups), _part(target, part + 1, groups)
-        then = _run_first_tiles(one, weights, layer, inputs, first, end, groups, unpacked)
+        one, other, then = _part(target, part, groups), _part(target, part + 1, groups), first
         if part + 1 < count:
-            _run_first_tiles(other, weights, layer, inputs, first, end, groups, unpacked)
+            while then + len(AHEAD_SIX) <= min(end, AHEAD + 2):
+                _run_two(AHEAD_SIX, one, other, weights, layer, inputs, then, groups, unpacked)
+                then += len(AHEAD_SIX)
             while then + len(SIX) <= end:
-                both = product_of_two(
-                    *(SIX, weights, layer, one.panel, inputs, then, groups, unpacked, one.own)
-                )
-                _put_tile(both[0], one, then)
-                _put_tile(both[1], other, then)
+                _run_two(SIX, one, other, weights, layer, inputs, then, groups, unpacked)
                 then += len(SIX)
             _run_tiles(other, weights, layer, inputs, then, end, groups, unpacked)
         _run_tiles(one, weights, layer, inputs, then, end, groups, unpacked)
+
+
+@njit(inline="always")
+def _run_two(tokens, one, other, weights, layer, inputs, first, groups, unpacked):
+    both = product_of_two(
+        *(tokens, weights, layer, one.panel, inputs, first, groups, unpacked),
+        *(one.own, one.ahead),
+    )
+    _put_tile(both[0], one, first)
+    _put_tile(both[1], other, first)
 
 
 @partial(kernel, forceinline=True)
@@ -302,7 +317,7 @@ def panels_together(weights: Any, num_tokens: int) -> int:
 def _panels_together(weights, num_tokens):
     if not takes_two_panels(weights.instance_class):
         return lambda weights, num_tokens: 1
-    return lambda weights, num_tokens: 2 if num_tokens > AHEAD else 1
+    return lambda weights, num_tokens: 2 if num_tokens >= TWO_PANELS else 1
 
 
 @kernel
