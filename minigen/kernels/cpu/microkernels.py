@@ -22,6 +22,7 @@ from minigen.kernels.cpu.register_tiles import (
     add_code_dots,
     add_dots_of_two,
     add_in_parts,
+    add_in_parts_at_once,
     add_scaled,
     add_tiles,
     from_parts,
@@ -321,8 +322,9 @@ def _two_of_codes4(
             _prefetch_part(tokens, words, (at + ahead * groups + next_panel) * 80, 80, first)
         both = (zero_words(tokens), zero_words(tokens))
         both = add_dots_of_two(both, unpacked, to + 16, step, inputs.words, own * 8, groups * 8)
-        dots = add_in_parts(both[0], load(unpacked, to), inputs.pairs4, own, groups)
-        others = add_in_parts(both[1], load(unpacked, to + step), inputs.pairs4, own, groups)
+        pair, other_pair = load(unpacked, to), load(unpacked, to + step)
+        dots = add_in_parts_at_once(both[0], pair, inputs.pairs4, own, groups)
+        others = add_in_parts_at_once(both[1], other_pair, inputs.pairs4, own, groups)
         scale = load_float16(words, at * 80 + 64)
         other_scale = load_float16(words, (at + groups) * 80 + 64)
         total = add_scaled(total, dots, scale, inputs.scales, own, groups)

@@ -152,8 +152,15 @@ def _adds(emit: Emit) -> Any:
 
 
 def _in_parts(builder: Any, row: Any, pairs: Any, number: Any) -> Any:
-    shift = same(PARTS_OF_STEP.bit_length() - 1)
-    return add_pair_product(builder, builder.shl(row, shift), pairs, number)
+    return builder.add(_parts_of(builder, row), pair_product(builder, pairs, number))
+
+
+def _in_parts_at_once(builder: Any, row: Any, pairs: Any, number: Any) -> Any:
+    return add_pair_product(builder, _parts_of(builder, row), pairs, number)
+
+
+def _parts_of(builder: Any, row: Any) -> Any:
+    return builder.shl(row, same(PARTS_OF_STEP.bit_length() - 1))
 
 
 # add_byte_dots(tile, codes, array, index, stride): the dot product of four unsigned bytes, in the
@@ -163,6 +170,8 @@ add_byte_dots = _adds(byte_dot)
 add_products = _adds(lambda builder, row, lanes, one: multiply_add(builder, lanes, one, row))
 # add_in_parts(tile, pairs, ...): PARTS_OF_STEP x the row + the product of two pairs of 16 bits.
 add_in_parts = _adds(_in_parts)
+# add_in_parts_at_once(tile, pairs, ...): the same by one instruction for products and sum.
+add_in_parts_at_once = _adds(_in_parts_at_once)
 
 
 @intrinsic
@@ -295,7 +304,7 @@ def _codes(context: Any, builder: Any, sig: Any, args: Any, position: int) -> li
 def add_dots_of_two(
     typingctx: Any, two: Any, codes: Any, at: Any, step: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t of two tiles, lane by lane, the dot product of a group's 32 codes with its bytes.
+    """Add to row t of two tiles, lane by lane, the dot products of 32 codes with its bytes.
 
     The codes of the first tile are bytes in eight vectors of `codes` from `at` on, those of the
     second from `at + step` on. The signed bytes of row t are eight int32 of `array` from `index + t
