@@ -1,6 +1,7 @@
 """Kernels on other processors: equal bits without an instruction, and no missing functions."""
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -18,9 +19,12 @@ pytest.importorskip("numba")
 from numba import njit, typeof
 
 from minigen.kernels.cpu import simd
+from minigen.kernels.cpu.arrays.inputs import UNPACKED, quantized
 from minigen.kernels.cpu.attention import Rows
 from minigen.kernels.cpu.kv import bf16
 from minigen.kernels.cpu.kv.layout import PackedKVPool, Shape, make_scratch, words_of_tile
+from minigen.kernels.cpu.microkernels import SIX, product_of_two
+from minigen.kernels.cpu.packed_weights import pack_layers
 from minigen.kernels.cpu.register_tiles import (
     EIGHT,
     ONE,
@@ -157,7 +161,7 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
 def digest_of_products() -> str:
     """Return a digest of products of all widths of tiles with packed weights."""
     rng = np.random.default_rng(0)
-    weight = stored("F32", rng.standard_normal((32, 96), np.float32))
+    weight = stored("F32", rng.standard_normal((48, 96), np.float32))  # three panels
     x, found = torch.from_numpy(rng.standard_normal((77, 96), np.float32)), hashlib.sha256()
     for form in ("int4", "int8"):
         linear = panel_linear(form, 1)([weight], [])
@@ -216,6 +220,57 @@ def test_with_avx2_attention_keeps_its_sums_in_registers() -> None:
     code = "from tests.test_34_processors import on_the_stack; print(on_the_stack())"
     asked = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"}
     assert said_by(code, **asked) == "4 loops, 0 times"
+
+
+def _two_panels(weights, inputs, unpacked, out):  # type: ignore[no-untyped-def]
+    both = product_of_two(SIX, weights, 0, 0, inputs, 0, 3, unpacked, 0, 1)
+    store_tile(out, 0, 32, both[0])
+    store_tile(out, 16, 32, both[1])
+
+
+def loops_of_two_panels() -> str:
+    """Return how many dot products, broadcasts and uses of the stack six tokens' loop has, as JSON.
+
+    There are three numbers for each form.
+    """
+    weight, out, said = stored("F32", np.ones((32, 96), np.float32)), np.zeros(192, np.float32), []
+    unpacked = np.zeros(6 * UNPACKED, np.int32)
+    for form in ("int4", "int8"):
+        compiled = kernel(_two_panels)
+        given = (pack_layers([[weight]], form), quantized(6, 96), unpacked, out)
+        compiled.compile(tuple(map(typeof, given)))
+        (text,) = compiled.inspect_asm().values()
+        (loop,) = (each for each in re.split(r"^\.\w+:", text, flags=re.MULTILINE) if DOT in each)
+        found = (DOT, "vpbroadcastd|to16", r"mm\d+.*\(%rsp\)|\(%rsp\).*mm\d+")
+        said.append([len(re.findall(each, loop)) for each in found])
+    return json.dumps(said)
+
+
+DOT = "vpdpbusd"
+INTEL = "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni,+avx512bf16"
+
+
+@pytest.mark.skipif(not IS_X86, reason="pretends a processor with AVX-512")
+def test_two_panels_share_what_they_load_of_the_inputs() -> None:
+    """Eight words of six tokens are loaded once for both panels, and the sums stay in registers.
+
+    The code is read, and never run. Of 150 operands some totals may lie on the stack.
+    """
+    code = "from tests.test_34_processors import loops_of_two_panels as loops; print(loops())"
+    found = said_by(code, NUMBA_CPU_NAME="emeraldrapids", NUMBA_CPU_FEATURES=INTEL)
+    for dots, broadcasts, on_stack in json.loads(found):
+        assert dots == 2 * 8 * 6
+        assert broadcasts < 8 * 6 + 12  # those of the words, and of what a group has beside them
+        assert on_stack < 10
+
+
+@pytest.mark.skipif(not IS_X86, reason="pretends processors with AVX-512")
+@pytest.mark.parametrize(("name", "fast"), [("znver4", "True"), ("emeraldrapids", "False")])
+def test_pairs_of_bfloat16_are_multiplied_by_an_instruction_where_it_is_fast(
+    name: str, fast: str
+) -> None:
+    code = "from minigen.kernels.cpu.arrays.inputs import IN_PAIRS; print(IN_PAIRS)"
+    assert said_by(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=INTEL) == fast
 
 
 @pytest.mark.parametrize("instruction", [True, False])

@@ -226,7 +226,6 @@ def _tiles_of_panels(target, count, weights, layer, inputs, first, end, groups, 
     return _two_by_two if takes_two_panels(weights.instance_class) else _one_by_one
 
 
-@njit(inline="always")
 def _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpacked):
     for part in range(count):
         one = _part(target, part, groups)
@@ -234,9 +233,12 @@ def _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpac
         _run_tiles(one, weights, layer, inputs, then, end, groups, unpacked)
 
 
+_each_panel = njit(inline="always")(_one_by_one)
+
+
 def _two_by_two(target, count, weights, layer, inputs, first, end, groups, unpacked):
     if end < TWO_PANELS:
-        _one_by_one(target, count, weights, layer, inputs, first, end, groups, unpacked)
+        _each_panel(target, count, weights, layer, inputs, first, end, groups, unpacked)
         return
     for part in range(0, count, 2):
         one, other, then = _part(target, part, groups), _part(target, part + 1, groups), first
