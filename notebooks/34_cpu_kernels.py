@@ -205,8 +205,8 @@ guess_share.compare(
 #   signed and unsigned bytes, `vpdpbusd`: in each lane it multiplies four bytes by four bytes and
 #   adds the four products to the lane's 32-bit sum. ARM's instruction of this kind is `sdot`;
 #   below, each of them is a **byte instruction**. Some newer processors have one for two pairs of
-#   bfloat16 numbers, too: minigen's bfloat16 form uses Intel's and AMD's, where there is no AMX
-#   (see below).
+#   bfloat16 numbers, too: minigen's bfloat16 form uses AMD's (on Intel's, see the third point of
+#   *One processor, four sets of instructions*).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -1097,8 +1097,10 @@ print(lesson.table_of_roofs())
 #   does not fit into them is stored in the cache and loaded again, which takes instructions. A tile needs
 #   sixteen lanes twice for each of its tokens, for a total and for the integer dots. With AVX2 these are
 #   four registers for each token, so eight tokens need 32 of 16. With AVX-512 they need 16 of 32. In int8
-#   and int4 the package's tiles stop at four tokens with both (int4 on Intel's AVX-512 at six), because
-#   more were slower.
+#   and int4 the package's tiles stop at four tokens with both, because more were slower. (On Intel's
+#   AVX-512 a tile has six tokens and two panels. Each number of the inputs is then loaded once for 32
+#   rows of weights, and twelve sums, which do not wait for each other, fill the time between start and
+#   result.)
 # - The order of the instructions decides, too, what has to fit at the same time. A group of int4 has sixteen
 #   registers of codes with AVX2. LLVM ordered the products by token, so every token needed all of them, and
 #   they were loaded from the cache again and again. Now each register of codes is multiplied for all four
@@ -1131,10 +1133,11 @@ print(lesson.table_of_roofs())
 # inputs have no zeros (*Zeros and minima* below explains them), and takes its fastest run. And compare
 # numbers one below the other, not side by side: int4 and bfloat16 were measured with matrix rows of
 # 1,536 weights, int8 with rows of 576, which have more results for each weight, and results take time,
-# too. Four things are newer than the table: how minima are stored (int4); the two chains of the third
+# too. Five things are newer than the table: how minima are stored (int4); the twelve chains of the third
 # point below, for which int4's codes are unpacked once for all tokens (third line); inputs that stay
-# float32 where no instruction multiplies bfloat16 (bfloat16, first two lines); and the order of the products
-# that is explained under the figure above (int4, first line).)
+# float32 where no instruction multiplies bfloat16 (bfloat16, first two lines); the order of the products
+# that is explained under the figure above (int4, first line); and that BF16 is not used any more (bfloat16,
+# third line).)
 #
 # The last column is the ridge in tokens, for weights in int8. Each token takes part in two operations
 # with a weight, which has 8.5 bits, so $n$ tokens give $2n / (8.5/8) = 1.88\,n$ operations per byte
@@ -1150,7 +1153,12 @@ print(lesson.table_of_roofs())
 # - Better instructions raise the flat part, which makes prompts and batches faster. In int8, VNNI gives twice the
 #   operations on registers of the same width, AVX-512 three tenths more, and AMX a tenth more
 #   than that (perhaps nothing more since the change in the next point). In bfloat16 nearly all of the
-#   gain is AMX's. AVX-512 and BF16 together brought 8 %; why so little, was not measured.
+#   gain is AMX's. AVX-512 and BF16 together brought 8 %. A likely reason was measured on the next series of
+#   these processors (Emerald Rapids, with AMX hidden): a core starts `vdpbf16ps` only every other cycle, and
+#   has the time for four FMAs in these two cycles. So FMAs do twice the multiplications, and unpacking
+#   costs less than that. Without the instruction, a prompt of 512 in bfloat16 was 1.4 times as fast there
+#   ([measured there](../benchmarks/results/34_tried.md#an-instruction-that-is-slower-than-what-it-replaces)),
+#   so minigen no longer uses it on Intel's processors. AMD's Zen 4 starts it every cycle.
 # - Why does AVX-512 bring only three tenths in int8, although its registers are twice as wide? Probably its
 #   instructions wait. The result of a byte instruction is ready five to six cycles after its start, at either
 #   width, and this core can start two in each cycle. So ten or more must be under way to keep it busy. Byte
@@ -1160,11 +1168,12 @@ print(lesson.table_of_roofs())
 #   group, and the core starts the next group's before that.) Since this table was measured, minigen gives
 #   each token two chains on Intel's AVX-512, and adds them at the group's end. On another Xeon, whose AMX a
 #   rented machine hides, one thread then did 355 billion operations per second instead of 315, on rows of 576
-#   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). That explains
-#   only a part of the missing factor: 355 / 315 is 1.13, and $1.3 \cdot 1.13$ is 1.5 and not 2. (Two chains for four
-#   tokens are eight, still fewer than ten. And of a group's operations for a token five are no byte instructions,
-#   and take their places: three convert and scale, one adds what zeros and offsets give, one adds the two
-#   chains. In the table, $458 / 2 = 229$ billion are a thread's. The table's processor is another one; why it is
+#   ([measured there](../benchmarks/results/34_tried.md#prompts-on-intels-avx-512-without-amx)). Two chains for four
+#   tokens are eight, still fewer than ten. Six tokens with two panels have twelve, one for each token and panel, and
+#   nothing to add up: 1.15 times as fast again. Both together explain
+#   most of the missing factor: $1.3 \cdot 1.13 \cdot 1.15$ is 1.7 and not 2. (Of a group's operations
+#   for a token four are no byte instructions, and take their places: three convert and scale, one adds what zeros and
+#   offsets give. In the table, $458 / 2 = 229$ billion are a thread's. The table's processor is another one; why it is
 #   slower was not measured. With AVX2, two chains were not tried.)
 # - Why is AMX so good at bfloat16 alone? minigen uses its instruction for bfloat16 with weights in int4
 #   and int8, too. (There is one for bytes, twice as fast, because it takes 64 weights of a matrix row

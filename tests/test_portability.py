@@ -520,6 +520,40 @@ def test_an_earlier_builds_metadata_does_not_hide_commands(
     assert not (tmp_path / "minigen.egg-info").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the environment has other folders there")
+def test_another_trees_environment_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, other = tmp_path / "this tree", tmp_path / "other tree"
+    for folder in (tree, other):
+        folder.mkdir()
+        for name in ("pyproject.toml", "constraints.txt"):
+            (folder / name).write_text(name, encoding="utf-8")
+    known = "lib/python3.12/site-packages/minigen-0.1.0.dist-info/direct_url.json"
+    written = other / ".venv" / known
+    written.parent.mkdir(parents=True)
+    written.write_text(json.dumps({"url": other.as_uri()}), encoding="utf-8")
+    (tree / ".venv").symlink_to(other / ".venv")
+    monkeypatch.setattr(environment, "ROOT", tree)
+    monkeypatch.setattr(environment, "ENVIRONMENT", tree / ".venv")
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(environment, "_pip", lambda *arguments: installed.append(arguments))
+    with pytest.raises(SystemExit, match="runs the minigen of .*other tree"):
+        environment.main([])
+    assert not installed
+    shutil.rmtree(other / ".venv" / "lib")
+    other.rename(tmp_path / "moved")  # with its environment, which names the old place
+    (tree / ".venv").unlink()
+    moved = tmp_path / "moved" / ".venv" / known
+    moved.parent.mkdir(parents=True)
+    moved.write_text(json.dumps({"url": other.as_uri()}), encoding="utf-8")
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "moved")
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / "moved" / ".venv")
+    environment.main([])
+    assert installed
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_takes_the_environment_from_elsewhere() -> None:
     command = ["make", "-n", "demo", "VENV_DIR=/else where"]

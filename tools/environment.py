@@ -4,10 +4,12 @@ It needs only Python with pip. A second run with the same inputs does nothing. c
 the versions that CI has tested. The environment variable `TORCH_INDEX` names a package index to
 install torch from: PyTorch's site lists one for each of its builds, including CPU-only builds.
 `VENV_DIR` names another folder than `.venv`. If the tree is read-only, a copy of the package is
-installed, and installed again after the package has changed.
+installed, and installed again after the package has changed. An environment that runs another
+tree's minigen is left as it is: `.venv` may be a link to it.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +17,8 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / (os.environ.get("VENV_DIR") or ".venv")
@@ -36,6 +40,11 @@ def main(extras: list[str]) -> None:
     state = _state(wanted_extras)
     if PYTHON.exists() and _stamp().exists() and _stamp().read_text("utf-8") == state:
         return
+    if other := _other_tree():
+        sys.exit(
+            f"{ENVIRONMENT} runs the minigen of {other}, which would run this tree's from then on. "
+            "Give this tree an environment of its own: remove the link, or set VENV_DIR."
+        )
     if not PYTHON.exists():
         print(f"creating {ENVIRONMENT}", file=sys.stderr)
         venv.create(ENVIRONMENT, with_pip=True)
@@ -53,6 +62,17 @@ def main(extras: list[str]) -> None:
             copy_package(Path(copy))
             _pip(f"{copy}{named}", *constraint)
     _stamp().write_text(state, encoding="utf-8")
+
+
+def _other_tree() -> Path | None:
+    """Return the tree, not this one, whose minigen the environment runs, if there is one."""
+    packages = "Lib" if os.name == "nt" else "lib/python*"
+    for file in ENVIRONMENT.glob(f"{packages}/site-packages/minigen-*.dist-info/direct_url.json"):
+        url = json.loads(file.read_text("utf-8"))["url"]
+        tree = Path(url2pathname(urlparse(url).path))
+        if tree.is_dir() and tree.resolve() != ROOT.resolve():
+            return tree
+    return None
 
 
 def copy_package(folder: Path) -> None:
