@@ -163,7 +163,7 @@ def digest_of_products() -> str:
     rng = np.random.default_rng(0)
     weight = stored("F32", rng.standard_normal((48, 96), np.float32))  # three panels
     x, found = torch.from_numpy(rng.standard_normal((77, 96), np.float32)), hashlib.sha256()
-    for form in ("int4", "int8"):
+    for form in ("int4", "int8", "bfloat16"):
         linear = panel_linear(form, 1)([weight], [])
         for num_tokens in (1, 2, 3, 4, 5, 7, 16, 30, 77):
             found.update(linear(x[:num_tokens]).numpy().tobytes())

@@ -539,7 +539,7 @@ def test_another_trees_environment_is_left_as_it_is(
     monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
     installed: list[tuple[str, ...]] = []
     monkeypatch.setattr(environment, "_pip", lambda *arguments: installed.append(arguments))
-    with pytest.raises(SystemExit, match="runs the minigen of .*other tree"):
+    with pytest.raises(SystemExit, match=r"runs the minigen of .*other tree"):
         environment.main([])
     assert not installed
     shutil.rmtree(other / ".venv" / "lib")

@@ -186,6 +186,8 @@ def _pool(
         with ProcessPoolExecutor(jobs, context, _begin, prepared) as pool:
             try:
                 yield pool
+            except BrokenProcessPool:  # no worker is left
+                raise
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for each in set(multiprocessing.active_children()) - set(others):

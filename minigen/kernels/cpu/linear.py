@@ -188,9 +188,7 @@ def _vectors_of_task(task, count, weights, layer, inputs, num_tokens, groups, un
 def _panels_of_product(task, count, weights, layer, inputs, num_tokens, groups, unpacked):
     target = Target(task.panel, 0, count, task.out, task.panel * 16, task.width, task.add)
     if num_tokens <= FEW:
-        for part in range(count):
-            few = _part(target, part, groups)
-            _run_few(few, weights, layer, inputs, num_tokens, groups, unpacked)
+        _few_tokens(target, count, weights, layer, inputs, num_tokens, groups, unpacked)
         return
     for part in range(count):
         unpack_panel(weights, layer, task.panel + part, groups, unpacked, part * groups)
@@ -202,9 +200,7 @@ def _panels_of_gate(task, count, weights, layer, inputs, num_tokens, groups, unp
     panel = count * task.pair
     if num_tokens <= FEW:
         target = Target(panel, 0, count, task.products, 0, 64, False)
-        for part in range(count):
-            few = _part(target, part, groups)
-            _run_few(few, weights, layer, inputs, num_tokens, groups, unpacked)
+        _few_tokens(target, count, weights, layer, inputs, num_tokens, groups, unpacked)
         _gate_products(task, task.products, 0, num_tokens)
         return
     for part in range(count):
@@ -214,6 +210,40 @@ def _panels_of_gate(task, count, weights, layer, inputs, num_tokens, groups, unp
         target = Target(panel, 0, count, task.products, -first * 64, 64, False)
         _run_panels(target, count, weights, layer, inputs, first, end, groups, unpacked)
         _gate_products(task, task.products, first, end - first)
+
+
+def _few_tokens(target, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    """Multiply up to `FEW` tokens with `count` panels from `target` on."""
+    raise OutsideKernelError
+
+
+@overload(_few_tokens)
+def _tile_of_few(target, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    kind = weights.instance_class
+    return _few_by_two if kind is Pairs and takes_two_panels(kind) else _few_by_one
+
+
+def _few_by_one(target, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    for part in range(count):
+        one = _part(target, part, groups)
+        _run_few(one, weights, layer, inputs, num_tokens, groups, unpacked)
+
+
+def _few_by_two(target, count, weights, layer, inputs, num_tokens, groups, unpacked):
+    for part in range(0, count - 1, 2):
+        one, other = _part(target, part, groups), _part(target, part + 1, groups)
+        if num_tokens == 1:
+            _run_two(ONLY_ONE, one, other, weights, layer, inputs, 0, groups, unpacked)
+        elif num_tokens == 2:
+            _run_two(ONLY_TWO, one, other, weights, layer, inputs, 0, groups, unpacked)
+        elif num_tokens == 3:
+            _run_two(ONLY_TWO, one, other, weights, layer, inputs, 0, groups, unpacked)
+            _run_two(ONLY_ONE, one, other, weights, layer, inputs, 2, groups, unpacked)
+        elif num_tokens == FEW:
+            _run_two(ONLY_FOUR, one, other, weights, layer, inputs, 0, groups, unpacked)
+    if count % 2:
+        last = _part(target, count - 1, groups)
+        _run_few(last, weights, layer, inputs, num_tokens, groups, unpacked)
 
 
 def _run_panels(target, count, weights, layer, inputs, first, end, groups, unpacked):
@@ -317,8 +347,11 @@ def panels_together(weights: Any, num_tokens: int) -> int:
 
 @overload(panels_together)
 def _panels_together(weights, num_tokens):
-    if not takes_two_panels(weights.instance_class):
+    kind = weights.instance_class
+    if not takes_two_panels(kind):
         return lambda weights, num_tokens: 1
+    if kind is Pairs:
+        return lambda weights, num_tokens: 2
     return lambda weights, num_tokens: 2 if num_tokens >= TWO_PANELS else 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from minigen.kernels.cpu.arrays.inputs import UNPACKED, UNPACKS_CODES
+from minigen.kernels.cpu.arrays.inputs import IN_PAIRS, UNPACKED, UNPACKS_CODES
 from minigen.kernels.cpu.elementwise import ZERO_FACTOR
 from minigen.kernels.cpu.packed_weights import PARTS_OF_STEP, Codes4, Codes8, Pairs
 from minigen.kernels.cpu.register_tiles import (
@@ -297,7 +297,9 @@ def product_of_two(
 def _product_of_two(
     tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead
 ):
-    return _two_of_codes4 if weights.instance_class is Codes4 else _two_of_codes8
+    if weights.instance_class is Codes4:
+        return _two_of_codes4
+    return _two_of_codes8 if weights.instance_class is Codes8 else _two_of_pairs
 
 
 @njit(inline="always")
@@ -355,13 +357,31 @@ def _two_of_codes8(
     return total, other_total
 
 
+def _two_of_pairs(tokens, weights, layer, panel, inputs, first, groups, unpacked, own_group, ahead):
+    words = weights.words[layer]
+    num_words = groups * 16
+    total, other_total = zeros(tokens), zeros(tokens)
+    for word in range(num_words):
+        one = (panel * num_words + word) * 16
+        other = one + num_words * 16
+        for start in (one, other):
+            prefetch_line(tokens, words, start + ahead * num_words * 16)
+        two, other_two = load(words, one), load(words, other)
+        own = first * num_words + word
+        total = add_bfloat_dots(total, two, inputs.words, own, num_words)
+        other_total = add_bfloat_dots(other_total, other_two, inputs.words, own, num_words)
+    return total, other_total
+
+
 def takes_two_panels(kind: type) -> bool:
     """Return whether `product_of_two` is the fastest way to multiply many tokens with weights.
 
     It is where loads, and operations beside the products, bound the speed: two panels share what is
-    loaded of the inputs, and with twelve chains of products no token needs a second one.
+    loaded of the inputs, and with twelve chains of products no token needs a second one. With
+    bfloat16 it is for few tokens, too: one has one chain with a panel, whose FMAs wait for each
+    other.
     """
-    return UNPACKS_CODES and kind is not Pairs
+    return UNPACKS_CODES and not (kind is Pairs and IN_PAIRS)
 
 
 def _holds_eight(weights: Any) -> bool:
