@@ -95,12 +95,14 @@ def test_the_readme_has_a_line_for_each_processor_on_which_other_engines_were_me
     shown = between(text_of("README.md"), results.PEERS_BEGIN, results.PEERS_END)
     assert shown == peers_in_short(results.peers()), "run python -m tools.results"
     files = sorted((ROOT / "benchmarks" / "results").glob("peers*.json"))
-    assert len(files) == len(shown.splitlines())
-    for file in files:
-        summary = json.loads(file.read_text(encoding="utf-8"))["summary"]
-        best = [each["median"] for each in summary["headlines"] if each["best_of_all_peers"]]
+    found = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    real = {name: each for name, each in found.items() if not each["settings"]["pretended"]}
+    assert 0 < len(shown.splitlines()) == len(real) < len(found)
+    for name, each in real.items():
+        summary = each["summary"]
+        best = [one["median"] for one in summary["headlines"] if one["best_of_all_peers"]]
         assert any(all(f" {ratio:.2f}" in line for ratio in best) for line in shown.splitlines()), (
-            file.name
+            name
         )
 
 

@@ -236,7 +236,7 @@ def test_an_answer_ends_with_the_process_that_grades_it() -> None:
 
 def test_workers_end_when_their_grades_are_not_read_any_more(tmp_path: Path) -> None:
     path = tmp_path / "slots_of.py"
-    path.write_text(f"# exercise: {SLOTS}\ndef slots_of(*a, **k):\n    while True: pass\n")
+    path.write_text(f"# exercise: {SLOTS}\ndef slots_of(*a, **k):\n    while True: pass\n", "utf-8")
     hanging = [Submission(name, (path,)) for name in ("ada", "bob")]
     limits = Limits(seconds=600.0, submission_seconds=600.0)
     others = set(psutil.Process().children())

@@ -53,8 +53,9 @@ def peers_page(measured: Mapping[str, dict[str, Any]]) -> str:
 
 
 def peers_in_short(measured: Mapping[str, dict[str, Any]]) -> str:
-    """Return a line per processor: minigen's ratios to the best peer."""
-    return "\n".join(_in_short(name, each) for name, each in measured.items())
+    """Return a line per processor that was not pretended: minigen's ratios to the best peer."""
+    real = {name: each for name, each in measured.items() if not each["settings"].get("pretended")}
+    return "\n".join(_in_short(name, each) for name, each in real.items())
 
 
 def _in_short(name: str, measured: dict[str, Any]) -> str:
