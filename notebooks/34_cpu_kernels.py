@@ -205,7 +205,7 @@ guess_share.compare(
 #   signed and unsigned bytes, `vpdpbusd`: in each lane it multiplies four bytes by four bytes and
 #   adds the four products to the lane's 32-bit sum. ARM's instruction of this kind is `sdot`;
 #   below, each of them is a **byte instruction**. Some newer processors have one for two pairs of
-#   bfloat16 numbers, too: minigen's bfloat16 form uses AMD's (on Intel's, see the third point of
+#   bfloat16 numbers, too: minigen's bfloat16 form uses AMD's (on Intel's, see the second point of
 #   *One processor, four sets of instructions*).
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
