@@ -262,7 +262,7 @@ def judge_slots_of(source: str) -> Outcome:
 
 
 def descendants(process_id: int, number: int) -> list[psutil.Process]:
-    """Wait for so many processes below one, and return them."""
+    """Wait for this number of processes below one, and return them."""
     process = psutil.Process(process_id)
     wait_until(lambda: len(process.children(recursive=True)) >= number)
     return process.children(recursive=True)
