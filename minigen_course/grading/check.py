@@ -151,7 +151,8 @@ def kill_all(leader: int) -> None:
 def end_with_parent() -> None:
     """Let Linux kill this process when the one that started it ends, also if that is killed.
 
-    So no part runs on without a process that limits it. It does nothing on other systems.
+    So no part runs on without a process that limits it. Linux takes the thread that started it for
+    the parent, so that thread must wait for it. It does nothing on other systems.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_SIGNAL_OF_A_PARENT_THAT_ENDS, signal.SIGKILL)

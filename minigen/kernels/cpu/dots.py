@@ -308,13 +308,11 @@ def pair_product(builder: Any, a: Any, b: Any) -> Any:
 
 
 def add_pair_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """Emit `total` + the dot products of two vectors of signed 16-bit pairs.
+    """Emit `total` + the dot products of two vectors of signed 16-bit pairs, by `vpdpwssd`.
 
-    LLVM would write two instructions for Intel, because each takes fewer cycles than the one; but
-    what counts there is how many start.
+    Only where `UNPACKS_CODES` is true. LLVM would write two instructions for Intel, because each
+    takes fewer cycles than the one; but what counts there is how many start.
     """
-    if not UNPACKS_CODES:
-        return builder.add(total, pair_product(builder, a, b))
     kind = ir.FunctionType(WORDS, [WORDS] * 3)
     return builder.asm(kind, "vpdpwssd $3, $2, $0", "=v,0,v,v", [total, a, b], side_effect=False)
 

@@ -50,9 +50,7 @@ from minigen.kernels.cpu.thread_pool import (
 
 AHEAD = 16  # tokens whose tiles prefetch the next panel
 FEW = 4  # tokens: up to here a panel is unpacked while it is read, once
-TWO_PANELS = 2 * len(
-    SIX
-)  # tokens: from here on two panels are multiplied at once, on some machines
+TWO_PANELS = 2 * len(SIX)  # tokens: from here on `takes_two_panels` counts for codes
 
 
 class Product(NamedTuple):
